@@ -1,0 +1,1 @@
+"""What runs say: tables in, fits and recommendations out. Never imports torch or optuna."""

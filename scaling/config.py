@@ -1,0 +1,295 @@
+"""What one run is: frozen, validated configs, and the hash that names a run.
+
+Owns RunConfig and its parts. Torch-free, so that planning, analysis and `--help` never import torch.
+Units stand in the names; every LR is a peak LR; losses are in nats per token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Positive = Annotated[int, Field(ge=1)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+Precision = Literal["fp32", "bf16", "fp16"]
+
+
+class Frozen(BaseModel):
+    """Base of every config: immutable, unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), use_attribute_docstrings=True)
+
+
+class ModelFamily(Frozen):
+    """A decoder transformer without its width: the shape that a study holds fixed while the width grows."""
+
+    depth: Positive = 2
+    """Number of blocks."""
+    head_dim: Positive | None = None
+    """Entries per attention head; heads grow with the width. Default 16, unless num_heads is given."""
+    num_heads: Positive | None = None
+    """Give this instead of head_dim to keep the number of heads and let head_dim grow with the width."""
+    queries_per_kv: Positive = 1
+    """Query heads that share one key/value head (grouped-query attention); 1 is multi-head attention."""
+    mlp_ratio: PositiveFloat = 4.0
+    """MLP width over model width; the product is rounded to a multiple of 8."""
+    activation: Literal["gelu", "swiglu"] = "gelu"
+    norm_gain: bool = False
+    """Whether the RMSNorms carry a trained gain per entry; Lingle (2404.05728) finds that such gains break transfer."""
+    qk_norm: bool = False
+    """RMSNorm with a gain on queries and keys, per head."""
+    tied_embeddings: bool = False
+    """The readout uses the embedding's matrix."""
+    vocab_size: Positive | None = None
+    """Default: the tokenizer's."""
+    context: Annotated[int, Field(ge=2)] = 128
+    """Tokens a sequence."""
+    rope_base: PositiveFloat = 10_000.0
+
+    @model_validator(mode="after")
+    def _one_head_rule(self) -> Self:
+        if self.head_dim is not None and self.num_heads is not None:
+            raise ValueError("give head_dim (heads grow with the width) or num_heads (head_dim grows), not both")
+        if self.head_dim is not None and self.head_dim % 2:
+            raise ValueError(f"head_dim {self.head_dim} is odd; rotary positions rotate pairs of entries")
+        return self
+
+    def at(self, width: int, depth: int | None = None) -> ModelConfig:
+        """The member of the family at `width` (and `depth`, when given)."""
+        fields = {name: getattr(self, name) for name in ModelFamily.model_fields}
+        return ModelConfig(**{**fields, "width": width, "depth": self.depth if depth is None else depth})
+
+    def check_width(self, width: int) -> str | None:
+        """Why this family has no member at `width`, in words with a cure, or None."""
+        try:
+            self.at(width)
+        except ValueError as error:
+            return _first_message(error)
+        return None
+
+
+class ModelConfig(ModelFamily):
+    """A decoder transformer, every dimension known."""
+
+    width: Positive
+    """Entries of the residual stream (d_model)."""
+
+    @model_validator(mode="after")
+    def _shapes_fit(self) -> Self:
+        unit, name = (self.num_heads, "num_heads") if self.num_heads else (self.head_size, "head_dim")
+        if self.width % unit:
+            below, above = self.width // unit * unit, (self.width // unit + 1) * unit
+            near = f"{below} or {above}" if below else str(above)
+            raise ValueError(f"width {self.width} is not divisible by {name} {unit}; nearest widths that are: {near}")
+        if self.head_size % 2:
+            raise ValueError(f"head_dim {self.head_size} is odd; rotary positions rotate pairs of entries")
+        if self.heads % self.queries_per_kv:
+            raise ValueError(
+                f"{self.heads} query heads (width {self.width}) cannot be shared evenly by groups of "
+                f"queries_per_kv {self.queries_per_kv}"
+            )
+        return self
+
+    @property
+    def head_size(self) -> int:
+        """Entries per head."""
+        return self.width // self.num_heads if self.num_heads else (self.head_dim or 16)
+
+    @property
+    def heads(self) -> int:
+        return self.width // self.head_size
+
+    @property
+    def kv_heads(self) -> int:
+        return self.heads // self.queries_per_kv
+
+    @property
+    def mlp_width(self) -> int:
+        return 8 * max(1, round(self.mlp_ratio * self.width / 8))
+
+    @property
+    def vocabulary(self) -> int:
+        """Vocabulary size, which planning resolves before a run is made."""
+        assert self.vocab_size is not None, "vocab_size is resolved from the tokenizer before a model is built"
+        return self.vocab_size
+
+
+class InitConfig(Frozen):
+    """Standard deviations at the base width; the parametrization says how they change with the width."""
+
+    embedding_std: NonNegativeFloat = 0.02
+    hidden_std: NonNegativeFloat | Literal["fan_in"] = "fan_in"
+    """"fan_in" is 1/sqrt(fan_in) at every width."""
+    block_output: Literal["zero", "hidden", "depth_scaled"] = "hidden"
+    """Matrices that write to the residual stream: zeros, like other hidden matrices, or those over sqrt(2 depth)."""
+    readout_std: NonNegativeFloat = 0.02
+
+
+class ParametrizationConfig(Frozen):
+    """Which rules carry hyperparameters from the base shape to another shape."""
+
+    kind: Literal["sp", "mup"] = "mup"
+    init: InitConfig = InitConfig()
+    embedding_multiplier: PositiveFloat = 1.0
+    readout_multiplier: PositiveFloat = 1.0
+    attention_multiplier: PositiveFloat = 1.0
+
+
+class BaseShape(Frozen):
+    """The shape at which every rule's factor is 1."""
+
+    width: Positive = 64
+    depth: Positive | None = None
+    """Default: the depth of the model."""
+
+
+class OptimizerConfig(Frozen):
+    """AdamW at the base shape; decay is torch's, multiplied by the LR (Loshchilov & Hutter 1711.05101)."""
+
+    kind: Literal["adamw"] = "adamw"
+    lr: PositiveFloat = 2.0**-8
+    """Peak LR at the base shape."""
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.0
+    clip_norm: PositiveFloat | None = 1.0
+    """Global gradient norm above which gradients are scaled down; null turns clipping off."""
+
+
+class ScheduleConfig(Frozen):
+    """LR over the run as a factor of each group's own peak LR."""
+
+    kind: Literal["constant", "linear", "cosine", "wsd"] = "wsd"
+    warmup_fraction: Fraction = 0.1
+    """Share of the steps in which the LR rises linearly from 0."""
+    decay_fraction: Fraction = 0.5
+    """Share of the steps in which "wsd" decays linearly; the others decay from the end of the warm-up on."""
+    final_factor: Fraction = 0.0
+    """LR factor at the end of the decay."""
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        if self.kind == "wsd" and self.warmup_fraction + self.decay_fraction > 1:
+            raise ValueError(
+                f"warmup_fraction {self.warmup_fraction} and decay_fraction {self.decay_fraction} together exceed 1"
+            )
+        return self
+
+
+class DataConfig(Frozen):
+    """Where the tokens come from."""
+
+    source: Literal["stdlib", "text", "jsonl", "parquet", "bin", "zipf-markov"] = "stdlib"
+    """stdlib: the Python standard library's source text on this machine; bin: tokens as nanoGPT writes them."""
+    paths: tuple[str, ...] = ()
+    """Files or globs, for text, jsonl and parquet."""
+    field: str = "text"
+    """Key (jsonl) or column (parquet) that holds the text."""
+    train_bin: str | None = None
+    validation_bin: str | None = None
+    dtype: Literal["uint8", "uint16", "uint32"] = "uint16"
+    """Type of the tokens in .bin files."""
+    tokenizer: Literal["bytes", "bpe"] = "bytes"
+    bpe_vocab_size: Annotated[int, Field(ge=257)] = 4096
+    validation_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    """Share of the documents held out."""
+    synthetic_tokens: Positive = 4_000_000
+    synthetic_vocab: Annotated[int, Field(ge=2, le=4096)] = 64
+    synthetic_zipf: PositiveFloat = 1.2
+    sha256: str | None = None
+    """Expected fingerprint of the corpus; a study pins it, so that no run is trained on other data."""
+
+
+class TrainingConfig(Frozen):
+    """How long and with which batches."""
+
+    steps: Positive = 400
+    batch_size: Positive = 16
+    """Sequences a step."""
+    micro_batch_size: Positive | None = None
+    """Sequences a forward pass; smaller than batch_size accumulates gradients."""
+    precision: Precision = "fp32"
+    """bf16 and fp16 are autocast over fp32 master weights; fp16 needs a CUDA device."""
+    compile: bool = False
+    validation_sequences: Positive = 384
+    validate_every_steps: Positive | None = None
+    """Default: only at the end."""
+    data_seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Seed of the initialization."""
+
+    @model_validator(mode="after")
+    def _batch_splits(self) -> Self:
+        if self.micro_batch_size and self.batch_size % self.micro_batch_size:
+            raise ValueError(f"batch_size {self.batch_size} is not a multiple of micro_batch_size {self.micro_batch_size}")
+        return self
+
+
+class RuntimeConfig(Frozen):
+    """Where a run is made and what it writes on the way; not part of the run's identity."""
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    threads: Positive = 1
+    checkpoint_every_steps: Positive | None = None
+    log_every_steps: Positive = 10
+
+
+class RunConfig(Frozen):
+    """Everything that determines one training run."""
+
+    model: ModelConfig
+    parametrization: ParametrizationConfig = ParametrizationConfig()
+    base: BaseShape = BaseShape()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    data: DataConfig = DataConfig()
+    training: TrainingConfig = TrainingConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
+
+    @model_validator(mode="after")
+    def _base_exists(self) -> Self:
+        self.base_model()
+        return self
+
+    def base_model(self) -> ModelConfig:
+        """The same family at the base shape."""
+        return self.model.at(self.base.width, self.base.depth or self.model.depth)
+
+    @property
+    def batch_tokens(self) -> int:
+        return self.training.batch_size * self.model.context
+
+    @property
+    def tokens(self) -> int:
+        """Tokens seen in the whole run."""
+        return self.training.steps * self.batch_tokens
+
+    @property
+    def log2_lr(self) -> float:
+        return math.log2(self.optimizer.lr)
+
+    @property
+    def run_id(self) -> str:
+        """Name of the run: a hash of everything but `runtime`."""
+        return content_hash(self.model_dump(mode="json", exclude={"runtime"}))
+
+
+def content_hash(value: Any, digits: int = 12) -> str:
+    """First hex digits of the SHA-256 of `value`'s canonical JSON."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:digits]
+
+
+def _first_message(error: ValueError) -> str:
+    errors = getattr(error, "errors", None)
+    if errors is None:
+        return str(error)
+    return str(errors()[0]["msg"]).removeprefix("Value error, ")

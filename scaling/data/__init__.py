@@ -1,0 +1,1 @@
+"""Corpora, tokenizers and batches. Torch-free: batches are numpy arrays."""

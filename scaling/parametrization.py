@@ -1,0 +1,266 @@
+"""The rules that carry hyperparameters from a base shape to another: data, in one place, torch-free.
+
+For each tensor the rules give (A, B, C, E, weight decay): forward multiplier, init std, LR, Adam eps and decoupled weight
+decay (as torch.optim.AdamW takes it, multiplied by the LR). Each is the base value times powers of ratios target/base:
+
+    m_in, m_out   fan_in and fan_out of the tensor itself
+    m_N           width
+    S             optimizer steps at equal batch noise: tokens ratio over batch ratio (m_D / m_B)
+
+Identity that tests every row (Tensor Programs V, 2203.03466, Lemma J.1; eps and decay: same argument): A*t, B/t, C/t, E*t,
+decay*t leaves training under AdamW unchanged.
+
+The model's init, the optimizer's groups, the forward multipliers, `explain` and the recommendation all read this file.
+To add a parametrization, add a table of rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from scaling.config import InitConfig, ModelConfig, OptimizerConfig, ParametrizationConfig, RunConfig
+from scaling.shapes import Role, TensorSpec, transformer_tensors
+
+Ratio = Literal["m_in", "m_out", "m_N", "S"]
+Powers = Mapping[Ratio, float]
+ONE: Powers = {}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One role's rules: exponents of the ratios for A, B, C, E and weight decay, and where they come from."""
+
+    source: str
+    multiplier: Powers = field(default_factory=dict)
+    init_std: Powers = field(default_factory=dict)
+    lr: Powers = field(default_factory=dict)
+    eps: Powers = field(default_factory=dict)
+    weight_decay: Powers = field(default_factory=dict)
+    decays: bool = True
+    """False: never weight-decayed (gains), whatever the config says."""
+
+
+_SP = "standard parametrization: same value at every width"
+_TP5 = "Tensor Programs V (2203.03466) Table 8"
+_EPS = "Complete(d)P (2512.22382) Table 1"
+
+TABLES: Mapping[str, Mapping[Role, Row]] = {
+    "sp": {
+        "embedding": Row(_SP),
+        "hidden": Row(_SP),
+        "block_gain": Row(_SP, decays=False),
+        "qk_gain": Row(_SP, decays=False),
+        "final_gain": Row(_SP, decays=False),
+        "readout": Row(_SP),
+    },
+    # Table 8 keeps the readout's init and LR equal to the embedding's, so that the two may be tied. eps follows the size of a
+    # gradient entry: 1/m_out for a matrix (Qiu et al. 2512.05620), 1/m_N where only the width grows. lr * weight_decay is
+    # constant in width (CompleteP 2505.01618 Table 1; Kosson et al. 2510.19093). The final gain's eps is CompleteP's 1/m_N,
+    # not Complete(d)P's 1: gradients were measured to fall with slope -0.98.
+    "mup": {
+        "embedding": Row(f"{_TP5}; eps: {_EPS}", eps={"m_N": -1}),
+        "hidden": Row(
+            f"{_TP5}; weight decay: CompleteP (2505.01618) Table 1; eps: Qiu et al. (2512.05620)",
+            init_std={"m_in": -0.5},
+            lr={"m_in": -1},
+            eps={"m_out": -1},
+            weight_decay={"m_in": 1},
+        ),
+        "block_gain": Row(f"{_TP5}; eps: {_EPS}", eps={"m_N": -1}, decays=False),
+        "qk_gain": Row(f"{_TP5}; eps: {_EPS}", decays=False),
+        "final_gain": Row(f"{_TP5}; eps: CompleteP (2505.01618) Table 1", eps={"m_N": -1}, decays=False),
+        "readout": Row(f"{_TP5}; eps: Lemma J.1 applied to {_EPS}", multiplier={"m_N": -1}, eps={"m_N": -1}),
+    },
+}
+
+HORIZON = Row(
+    "Complete(d)P (2512.22382) Table 1; within the range of Bjorck et al. (2409.19913)",
+    lr={"S": -0.5},
+    eps={"S": 0.5},
+    weight_decay={"S": -0.5},
+)
+"""Factor on every tensor when tokens or batch differ from the base: S = m_D / m_B. 1 - beta goes with 1/S."""
+
+
+def value(powers: Powers, ratios: Mapping[Ratio, float]) -> float:
+    """The product of ratios to their powers."""
+    return math.prod(ratios[ratio] ** power for ratio, power in powers.items())
+
+
+def formula(base: str, powers: Powers) -> str:
+    """`powers` in words: "lr / m_in", "lr * S^-0.5", or just the base."""
+    text = base
+    for ratio, power in powers.items():
+        if power == -1:
+            text += f" / {ratio}"
+        elif power == 1:
+            text += f" * {ratio}"
+        elif power:
+            text += f" * {ratio}^{power:g}"
+    return text
+
+
+@dataclass(frozen=True)
+class TensorRule:
+    """What the rules say for one tensor: absolute values at the target, and how they came about."""
+
+    name: str
+    role: Role
+    shape: tuple[int, ...]
+    fan_in: int
+    fan_out: int
+    multiplier: float
+    init_std: float
+    """NaN for gains, which start at 1."""
+    lr: float
+    weight_decay: float
+    eps: float
+    source: str
+    formulas: Mapping[str, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON view; `init_std` is null for gains."""
+        keys = ("name", "role", "fan_in", "fan_out", "multiplier", "lr", "weight_decay", "eps", "source")
+        std = None if math.isnan(self.init_std) else self.init_std
+        lr_weight_decay = self.lr * self.weight_decay
+        shape, formulas = list(self.shape), dict(self.formulas)
+        values = {key: getattr(self, key) for key in keys}
+        return values | {"shape": shape, "init_std": std, "lr_weight_decay": lr_weight_decay, "formulas": formulas}
+
+
+def _base_std(spec: TensorSpec, base_fan_in: int, init: InitConfig, depth: int) -> tuple[float, bool]:
+    """Init std of a matrix at the base shape, and whether it is tied to fan_in at every width."""
+    if spec.role == "embedding":
+        return init.embedding_std, False
+    if spec.role == "readout":
+        return init.readout_std, False
+    if spec.block_output and init.block_output == "zero":
+        return 0.0, False
+    by_fan_in = init.hidden_std == "fan_in"
+    std = 1 / math.sqrt(base_fan_in) if init.hidden_std == "fan_in" else init.hidden_std
+    if spec.block_output and init.block_output == "depth_scaled":
+        # GPT-2's 1/sqrt(number of branches), so that the residual stream keeps its size at init.
+        std /= math.sqrt(2 * depth)
+    return std, by_fan_in
+
+
+def _init_std(spec: TensorSpec, base: TensorSpec, row: Row, ratios: Mapping[Ratio, float], run: RunConfig) -> tuple[float, str]:
+    if spec.role in ("block_gain", "qk_gain", "final_gain"):
+        return math.nan, "ones"
+    std, by_fan_in = _base_std(spec, base.fan_in, run.parametrization.init, run.model.depth)
+    powers: Powers = {"m_in": -0.5} if by_fan_in else row.init_std
+    return std * value(powers, ratios), formula(f"{std:.4g}", powers) if std else "0"
+
+
+def tensor_rules(run: RunConfig, steps_ratio: float = 1.0) -> list[TensorRule]:
+    """The rule of every tensor of `run`'s model.
+
+    `run.optimizer` and `run.parametrization` hold the values at the base shape. `steps_ratio` is S = m_D / m_B, the tokens ratio
+    over the batch ratio between this run and the runs on which the base values were tuned.
+    """
+    base_model = run.base_model()
+    bases = {_layer_free(spec.name): spec for spec in transformer_tensors(base_model)}
+    table, rules = TABLES[run.parametrization.kind], []
+    for spec in transformer_tensors(run.model):
+        base, row = bases[_layer_free(spec.name)], table[spec.role]
+        ratios: dict[Ratio, float] = {
+            "m_in": spec.fan_in / base.fan_in,
+            "m_out": spec.fan_out / base.fan_out,
+            "m_N": run.model.width / base_model.width,
+            "S": steps_ratio,
+        }
+        rules.append(_tensor_rule(spec, base, row, ratios, run))
+    return rules
+
+
+def _tensor_rule(spec: TensorSpec, base: TensorSpec, row: Row, ratios: Mapping[Ratio, float], run: RunConfig) -> TensorRule:
+    optimizer = run.optimizer
+    horizon = HORIZON if ratios["S"] != 1 else Row("")
+    multiplier = base_multiplier(run.parametrization, spec.role)
+    init_std, init_formula = _init_std(spec, base, row, ratios, run)
+    decay = optimizer.weight_decay if row.decays else 0.0
+    powers = {key: {**getattr(row, key), **getattr(horizon, key)} for key in ("lr", "eps", "weight_decay")}
+    return TensorRule(
+        name=spec.name,
+        role=spec.role,
+        shape=spec.shape,
+        fan_in=spec.fan_in,
+        fan_out=spec.fan_out,
+        multiplier=multiplier * value(row.multiplier, ratios),
+        init_std=init_std,
+        lr=optimizer.lr * value(powers["lr"], ratios),
+        weight_decay=decay * value(powers["weight_decay"], ratios),
+        eps=optimizer.eps * value(powers["eps"], ratios),
+        source=row.source + (f"; horizon: {horizon.source}" if horizon.source else ""),
+        formulas={
+            "multiplier": formula(f"{multiplier:g}", row.multiplier),
+            "init_std": init_formula,
+            "lr": formula("lr", powers["lr"]),
+            "weight_decay": formula("weight_decay", powers["weight_decay"]) if row.decays else "0",
+            "eps": formula("eps", powers["eps"]),
+        },
+    )
+
+
+def base_multiplier(parametrization: ParametrizationConfig, role: Role) -> float:
+    """Forward multiplier of a role at the base shape."""
+    if role == "embedding":
+        return parametrization.embedding_multiplier
+    return parametrization.readout_multiplier if role == "readout" else 1.0
+
+
+@dataclass(frozen=True)
+class ForwardRules:
+    """Multipliers that the model applies in its forward pass."""
+
+    embedding: float
+    readout: float
+    attention_scale: float
+    """Factor on query . key."""
+
+
+def forward_rules(run: RunConfig) -> ForwardRules:
+    """Forward multipliers of `run`'s model; a tied readout has the readout's multiplier and the embedding's other rules.
+
+    Attention logits: SP divides by sqrt(head_dim); muP by head_dim, normalized to agree at the base shape
+    (Tensor Programs V, Definition 4.1). With head_dim held fixed the two are one.
+    """
+    base, model, parametrization = run.base_model(), run.model, run.parametrization
+    table = TABLES[parametrization.kind]
+    ratios: dict[Ratio, float] = {"m_N": model.width / base.width}
+    scale = 1 / math.sqrt(model.head_size)
+    if parametrization.kind != "sp":
+        scale = math.sqrt(base.head_size) / model.head_size
+    return ForwardRules(
+        embedding=base_multiplier(parametrization, "embedding") * value(table["embedding"].multiplier, ratios),
+        readout=base_multiplier(parametrization, "readout") * value(table["readout"].multiplier, ratios),
+        attention_scale=parametrization.attention_multiplier * scale,
+    )
+
+
+def horizon_betas(optimizer: OptimizerConfig, steps_ratio: float) -> tuple[float, float]:
+    """Adam's betas when S changes: 1 - beta goes with 1/S (Complete(d)P 2512.22382 Table 1).
+
+    Raises ValueError when 1 - beta would reach 1: the batch is too large for the rule.
+    """
+    betas = []
+    for name, beta in (("beta1", optimizer.beta1), ("beta2", optimizer.beta2)):
+        complement = (1 - beta) / steps_ratio
+        if complement >= 1:
+            raise ValueError(f"1 - {name} = {1 - beta:g} / S = {complement:.3g} reaches 1 at S = {steps_ratio:.3g}")
+        betas.append(1 - complement)
+    return betas[0], betas[1]
+
+
+def _layer_free(name: str) -> str:
+    """The name with its layer number removed: blocks of one model share their rules, and depth may differ from the base's."""
+    parts = name.split(".")
+    return ".".join(part for part in parts if not part.isdigit())
+
+
+def width_ratio(model: ModelConfig, base: ModelConfig) -> float:
+    """m_N."""
+    return model.width / base.width

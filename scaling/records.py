@@ -1,0 +1,139 @@
+"""What a run leaves behind: `record.json`, `config.yaml`, `metrics.jsonl` in `runs/<run_id>/`. Torch-free.
+
+Owns the record's schema and every write of these files. Writes are atomic: a file is complete or absent, whatever is killed when.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from scaling.config import Frozen, RunConfig
+from scaling.errors import Fault, StudyError
+
+SCHEMA_VERSION = 1
+
+
+class RunRecord(Frozen):
+    """One finished run. Losses in nats per token; a diverged run is a result with `loss` null."""
+
+    schema_version: int = SCHEMA_VERSION
+    run_id: str
+    status: Literal["complete", "diverged"]
+    parametrization: str
+    width: int
+    depth: int
+    head_dim: int
+    batch_tokens: int
+    tokens: int
+    """Tokens planned; a diverged run saw fewer."""
+    steps: int
+    steps_done: int
+    lr: float
+    """Peak LR at the base shape: the number that is swept."""
+    log2_lr: float
+    seed: int
+    data_seed: int
+    precision: str
+    loss: float | None
+    """Validation loss at the end."""
+    initial_loss: float
+    """Validation loss before the first step."""
+    last_finite_loss: float | None
+    """Last finite training loss."""
+    params: dict[str, int]
+    """Counts under every convention of `scaling.accounting.ParameterCounts`."""
+    flops: float
+    wall_s: float
+    process_s: float
+    data_sha256: str
+    versions: dict[str, str]
+    host: str
+    started_at: str
+    """UTC, ISO 8601."""
+    resumed_from_step: int = 0
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write `text` so that `path` holds either what it held before or all of `text`, also after a power cut."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def run_directory(study_dir: Path, run_id: str) -> Path:
+    return study_dir / "runs" / run_id
+
+
+def write_config(directory: Path, run: RunConfig) -> None:
+    write_atomic(directory / "config.yaml", yaml.safe_dump(run.model_dump(mode="json"), sort_keys=False))
+
+
+def write_record(directory: Path, record: RunRecord) -> None:
+    write_atomic(directory / "record.json", record.model_dump_json(indent=1) + "\n")
+
+
+def read_record(directory: Path) -> RunRecord | None:
+    """The record in a run directory, or None while the run is not finished."""
+    path = directory / "record.json"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    try:
+        return RunRecord.model_validate_json(text)
+    except ValueError as error:
+        cure = f"delete {path.parent} and run the study again: only that run is repeated"
+        raise StudyError(Fault(str(path), f"is not a run record of schema {SCHEMA_VERSION}: {error}", cure)) from None
+
+
+def read_records(study_dir: Path) -> Iterator[RunRecord]:
+    """Records of all finished runs, ordered by run_id."""
+    for directory in sorted((study_dir / "runs").glob("*")):
+        record = read_record(directory)
+        if record is not None:
+            yield record
+
+
+class MetricsLog:
+    """Appends one JSON object a line to `metrics.jsonl`, whole lines only."""
+
+    def __init__(self, directory: Path, resume_at_step: int) -> None:
+        """Keep the lines before `resume_at_step` of an interrupted run, drop a torn last line and anything later."""
+        directory.mkdir(parents=True, exist_ok=True)
+        path = directory / "metrics.jsonl"
+        kept = [row for row in read_metrics(path) if row["step"] < resume_at_step] if resume_at_step else []
+        write_atomic(path, "".join(json.dumps(row) + "\n" for row in kept))
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(row) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Rows of a metrics file; a last line torn by a kill is not a row."""
+    if not path.exists():
+        return []
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return rows

@@ -1,0 +1,1 @@
+"""Which runs to make: study -> plan -> workers -> results, and the command line."""
