@@ -219,7 +219,7 @@ class TrainingConfig(Frozen):
     precision: Precision = "fp32"
     """bf16 and fp16 are autocast over fp32 master weights; fp16 needs a CUDA device."""
     compile: bool = False
-    validation_sequences: Positive = 384
+    validation_sequences: Positive = 256
     validate_every_steps: Positive | None = None
     """Default: only at the end."""
     data_seed: Annotated[int, Field(ge=0)] = 0
@@ -278,8 +278,9 @@ class RunConfig(Frozen):
 
     @property
     def run_id(self) -> str:
-        """Name of the run: a hash of everything but `runtime`."""
-        return content_hash(self.model_dump(mode="json", exclude={"runtime"}))
+        """Name of the run: a hash of everything but `runtime` and, once the corpus is pinned by its hash, its paths."""
+        paths = {"paths", "train_bin", "validation_bin"} if self.data.sha256 else set()
+        return content_hash(self.model_dump(mode="json", exclude={"runtime": True, "data": paths}))
 
 
 def content_hash(value: Any, digits: int = 12) -> str:

@@ -87,7 +87,7 @@ HORIZON = Row(
 
 def value(powers: Powers, ratios: Mapping[Ratio, float]) -> float:
     """The product of ratios to their powers."""
-    return math.prod(ratios[ratio] ** power for ratio, power in powers.items())
+    return math.prod(math.pow(ratios[ratio], power) for ratio, power in powers.items())
 
 
 def formula(base: str, powers: Powers) -> str:

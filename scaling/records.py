@@ -42,8 +42,8 @@ class RunRecord(Frozen):
     precision: str
     loss: float | None
     """Validation loss at the end."""
-    initial_loss: float
-    """Validation loss before the first step."""
+    initial_loss: float | None
+    """Loss of the first batch, before the first update."""
     last_finite_loss: float | None
     """Last finite training loss."""
     params: dict[str, int]
@@ -68,7 +68,7 @@ def write_atomic(path: Path, text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 

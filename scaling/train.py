@@ -1,0 +1,259 @@
+"""Train one run: from a RunConfig to a RunRecord in a run directory.
+
+Owns the training loop. A living worker calls `train_run` again and again; nothing global is left behind but torch's thread count.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import scaling
+from scaling.accounting import parameter_counts, run_flops
+from scaling.checkpoint import load_checkpoint, remove_checkpoint, save_checkpoint
+from scaling.config import RunConfig
+from scaling.data import Corpus, train_batch, validation_batches
+from scaling.errors import ConfigError, Fault
+from scaling.model import build_model
+from scaling.optimizer import build_optimizer, set_lr
+from scaling.records import MetricsLog, RunRecord, read_record, write_config, write_record
+
+VALIDATION_BATCH = 32
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a running run tells its watcher."""
+
+    run_id: str
+    step: int
+    steps: int
+    loss: float
+
+
+@dataclass
+class _State:
+    """What changes during a run."""
+
+    step: int = 0
+    initial_loss: float | None = None
+    last_finite_loss: float | None = None
+    diverged: bool = False
+    wall_s: float = 0.0
+    process_s: float = 0.0
+
+
+class Trainer:
+    """One run's model, optimizer and data, and the step that moves them."""
+
+    def __init__(self, run: RunConfig, corpus: Corpus) -> None:
+        """Build everything at step 0. Raises ConfigError when the device cannot do what the run asks for."""
+        check_runtime(run)
+        torch.set_num_threads(run.runtime.threads)
+        # At a high LR saturated softmaxes fill the backward pass with denormals, which cost a CPU up to twice the time.
+        torch.set_flush_denormal(True)
+        self.run, self.corpus = run, corpus
+        self.device = torch.device(run.runtime.device)
+        self.model = build_model(run).to(self.device)
+        self.optimizer = build_optimizer(self.model, run)
+        self.scaler = torch.amp.GradScaler(run.runtime.device, enabled=run.training.precision == "fp16")
+        self._loss: Callable[..., Tensor] = torch.compile(self.model.loss) if run.training.compile else self.model.loss
+
+    def step(self, step: int) -> tuple[float, float]:
+        """Do update number `step`; return the batch's loss (nats per token) and the gradient norm before clipping."""
+        training = self.run.training
+        tokens = train_batch(
+            self.corpus, step=step, data_seed=training.data_seed, batch_size=training.batch_size, context=self.run.model.context
+        )
+        loss = self.gradient(torch.from_numpy(tokens).to(self.device))
+        set_lr(self.optimizer, self.run.schedule, step, training.steps)
+        self.scaler.unscale_(self.optimizer)
+        clip = self.run.optimizer.clip_norm
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), math.inf if clip is None else clip)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return loss, float(norm)
+
+    def gradient(self, tokens: Tensor) -> float:
+        """Set every gradient to that of the mean loss over `tokens` (B, T + 1), in micro-batches; return that loss."""
+        self.optimizer.zero_grad(set_to_none=True)
+        micro = self.run.training.micro_batch_size or len(tokens)
+        total = 0.0
+        for part in tokens.split(micro):
+            # Every micro-batch has the same number of tokens, so the mean of means is the mean.
+            with self._autocast():
+                loss = self._loss(part) * (len(part) / len(tokens))
+            self.scaler.scale(loss).backward()
+            total += float(loss.detach())
+        return total
+
+    @torch.no_grad()
+    def validate(self) -> float:
+        """Mean loss over the validation windows, nats per token."""
+        total, count = 0.0, 0
+        sequences = self.run.training.validation_sequences
+        for tokens in validation_batches(self.corpus, sequences=sequences, context=self.run.model.context, batch_size=VALIDATION_BATCH):
+            with self._autocast():
+                loss = self.model.loss(torch.from_numpy(tokens).to(self.device), reduction="sum")
+            total += float(loss)
+            count += tokens.shape[0] * (tokens.shape[1] - 1)
+        return total / count
+
+    def _autocast(self) -> torch.autocast:
+        precision = self.run.training.precision
+        dtype = torch.float16 if precision == "fp16" else torch.bfloat16
+        return torch.autocast(self.device.type, dtype, enabled=precision != "fp32")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+
+
+def check_runtime(run: RunConfig) -> None:
+    """Raise ConfigError for a device or precision that this machine does not have."""
+    where, device = "runtime.device", run.runtime.device
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(Fault(where, "is cuda, and this machine's torch sees no CUDA device", "set runtime.device to cpu"))
+    if run.training.precision == "fp16" and device != "cuda":
+        cure = "use bf16 (same speed where fp16 is fast, no loss scaling) or fp32"
+        raise ConfigError(Fault("training.precision", "fp16 with loss scaling needs a CUDA device", cure))
+
+
+def train_run(
+    run: RunConfig, directory: Path, corpus: Corpus, on_progress: Callable[[Progress], None] | None = None
+) -> RunRecord:
+    """Train `run` to its end in `directory` and return its record; a finished run is returned as it is.
+
+    An interrupted run with a checkpoint goes on from there with the same losses, bit by bit on CPU, as if never interrupted.
+    """
+    finished = read_record(directory)
+    if finished is not None:
+        return finished
+    started_at = datetime.now(UTC).isoformat(timespec="seconds")
+    trainer, state = Trainer(run, corpus), _State()
+    saved = load_checkpoint(directory, run.run_id)
+    if saved is not None:
+        trainer.load_state_dict(saved)
+        state = _State(**saved["state"])
+    resumed_from = state.step
+    write_config(directory, run)
+    log = MetricsLog(directory, resume_at_step=resumed_from)
+    try:
+        loss = _loop(trainer, state, directory, log, on_progress)
+    finally:
+        log.close()
+    record = _record(run, state, loss, corpus.sha256, started_at, resumed_from)
+    write_record(directory, record)
+    remove_checkpoint(directory)
+    return record
+
+
+def _loop(
+    trainer: Trainer, state: _State, directory: Path, log: MetricsLog, on_progress: Callable[[Progress], None] | None
+) -> float | None:
+    """Run from `state.step` to the end; return the final validation loss, or None when the run diverged."""
+    run, runtime, training = trainer.run, trainer.run.runtime, trainer.run.training
+    clock = _Clock(state)
+    while state.step < training.steps:
+        step = state.step
+        loss, grad_norm = trainer.step(step)
+        state.diverged = not (math.isfinite(loss) and (math.isfinite(grad_norm) or training.precision == "fp16"))
+        row: dict[str, Any] = {"step": step, "loss": _finite(loss), "grad_norm": _finite(grad_norm)}
+        if state.diverged:
+            log.write(row)
+            break
+        if step == 0:
+            state.initial_loss = loss
+        state.last_finite_loss = loss
+        state.step = step + 1
+        every = training.validate_every_steps
+        if every and state.step % every == 0 and state.step < training.steps:
+            row["validation_loss"] = _finite(trainer.validate())
+        if step % runtime.log_every_steps == 0 or state.step == training.steps or "validation_loss" in row:
+            log.write(row)
+        if on_progress and step % runtime.log_every_steps == 0:
+            on_progress(Progress(run.run_id, state.step, training.steps, loss))
+        if runtime.checkpoint_every_steps and state.step % runtime.checkpoint_every_steps == 0:
+            clock.update()
+            save_checkpoint(directory, {"run_id": run.run_id, "state": vars(state).copy(), **trainer.state_dict()})
+    final = math.inf if state.diverged else trainer.validate()
+    clock.update()
+    # A run that ends no better than it began has learned nothing: the same result as a NaN, seen without one.
+    state.diverged = state.diverged or state.initial_loss is None or not final < state.initial_loss
+    log.write({"step": state.step, "validation_loss": None if state.diverged else final})
+    return None if state.diverged else final
+
+
+class _Clock:
+    """Adds the time of this process to what earlier processes spent on the run."""
+
+    def __init__(self, state: _State) -> None:
+        self._state = state
+        self._wall, self._process = time.perf_counter(), time.process_time()
+
+    def update(self) -> None:
+        wall, process = time.perf_counter(), time.process_time()
+        self._state.wall_s += wall - self._wall
+        self._state.process_s += process - self._process
+        self._wall, self._process = wall, process
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
+
+
+def _record(
+    run: RunConfig, state: _State, loss: float | None, data_sha256: str, started_at: str, resumed_from: int
+) -> RunRecord:
+    return RunRecord(
+        run_id=run.run_id,
+        status="diverged" if state.diverged else "complete",
+        parametrization=run.parametrization.kind,
+        width=run.model.width,
+        depth=run.model.depth,
+        head_dim=run.model.head_size,
+        batch_tokens=run.batch_tokens,
+        tokens=run.tokens,
+        steps=run.training.steps,
+        steps_done=state.step,
+        lr=run.optimizer.lr,
+        log2_lr=run.log2_lr,
+        seed=run.training.seed,
+        data_seed=run.training.data_seed,
+        precision=run.training.precision,
+        loss=loss,
+        initial_loss=state.initial_loss,
+        last_finite_loss=state.last_finite_loss,
+        params=parameter_counts(run.model).to_dict(),
+        flops=run_flops(run),
+        wall_s=state.wall_s,
+        process_s=state.process_s,
+        data_sha256=data_sha256,
+        versions=versions(),
+        host=platform.node(),
+        started_at=started_at,
+        resumed_from_step=resumed_from,
+    )
+
+
+def versions() -> dict[str, str]:
+    return {
+        "mutransfer": scaling.__version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+    }

@@ -1,0 +1,188 @@
+"""`mutransfer`: the command line. Owns `main`, and the commands that make runs: study, plan, run, status, retry.
+
+Nothing heavy is imported before a command runs, so that `--help` stays fast.
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from scaling.errors import ConfigError, Fault, StudyError, UserError
+from sweeps import cli_analysis, cli_run
+from sweeps.cli_common import DOTTED, NOT_OK, OK, WRONG_USE, answer, command_line, messages, overrides, report_error, stop_on_sigterm
+
+if TYPE_CHECKING:
+    from sweeps.driver import Outcome
+    from sweeps.study_dir import Study
+
+app = typer.Typer(
+    name="mutransfer",
+    help="From cheap proxy runs to the hyperparameters of a large training run, with evidence.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+StudyPath = Annotated[Path, typer.Argument(help="A study's YAML file, or its directory once it exists.", show_default=False)]
+Out = Annotated[Path | None, typer.Option(help="Study directory; default studies/NAME.", show_default=False)]
+Settings = Annotated[list[str] | None, typer.Option("--set", help="Override a config key: --set a.b=value.", show_default=False)]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Worker processes; default one a core.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+
+
+def _open(context: typer.Context, path: Path, out: Path | None, settings: list[str] | None) -> Study:
+    from sweeps.study_dir import open_study
+
+    return open_study(path, out, overrides(settings or [], context.args))
+
+
+def _drive(study: Study, jobs: int | None) -> Outcome:
+    from sweeps.driver import default_jobs, drive
+    from sweeps.progress import watcher_for
+
+    stop_on_sigterm()
+    count = jobs or default_jobs()
+    return drive(study.directory, study.config, count, watcher_for(messages(), count), study.data_arguments(), command_line())
+
+
+def _outcome_text(study: Study, outcome: Outcome) -> str:
+    from sweeps.progress import duration
+
+    done = f"{outcome.complete} complete, {outcome.diverged} diverged, {len(outcome.failed)} failed of {outcome.planned} runs"
+    if not outcome.made and not outcome.failed:
+        return f"Nothing left to do in {study.directory}: {done}."
+    lines = [f"Made {outcome.made} runs in {duration(outcome.wall_s)}: {done}."]
+    lines += [f"  failed {run_id}: {reason}" for run_id, reason in outcome.failed.items()]
+    if outcome.failed:
+        lines.append(f"Read runs/RUN_ID/error.txt, then type: mutransfer retry {study.directory}")
+    return "\n".join(lines)
+
+
+def _outcome_document(study: Study, outcome: Outcome) -> dict[str, Any]:
+    keys = ("planned", "made", "complete", "diverged", "failed", "wall_s")
+    return {"study": str(study.directory)} | {key: getattr(outcome, key) for key in keys}
+
+
+@app.command("study", context_settings=DOTTED)
+def study_command(
+    context: typer.Context, path: StudyPath, out: Out = None, jobs: Jobs = None, settings: Settings = None, json: Json = False
+) -> int:
+    """The whole way: plan, train, judge the transfer, recommend, write report.html. Run it again to continue."""
+    study = _open(context, path, out, settings)
+    outcome = _drive(study, jobs)
+    messages().print(_outcome_text(study, outcome), markup=False, highlight=False)
+    if outcome.failed:
+        answer(_outcome_document(study, outcome), "", json)
+        return NOT_OK
+    return cli_analysis.conclude(study, _outcome_document(study, outcome), json)
+
+
+@app.command("run", context_settings=DOTTED)
+def run_command(
+    context: typer.Context, path: StudyPath, out: Out = None, jobs: Jobs = None, settings: Settings = None, json: Json = False
+) -> int:
+    """Make the runs that a study still needs, without judging them."""
+    study = _open(context, path, out, settings)
+    outcome = _drive(study, jobs)
+    answer(_outcome_document(study, outcome), _outcome_text(study, outcome), json)
+    return NOT_OK if outcome.failed else OK
+
+
+@app.command("plan", context_settings=DOTTED)
+def plan_command(
+    context: typer.Context,
+    path: StudyPath,
+    out: Out = None,
+    jobs: Jobs = None,
+    timing: Annotated[bool, typer.Option(help="Time a few real steps a width (seconds) for the estimate.")] = True,
+    settings: Settings = None,
+    json: Json = False,
+) -> int:
+    """Print every run that a study needs, with parameters, tokens, FLOPs and estimated time, before anything runs."""
+    from sweeps.driver import default_jobs
+    from sweeps.plan_table import plan_document, plan_text
+
+    study = _open(context, path, out, settings)
+    document = plan_document(study, jobs or default_jobs(), timing)
+    answer(document, lambda: plan_text(document), json)
+    return OK
+
+
+@app.command("status")
+def status_command(path: StudyPath, out: Out = None, json: Json = False) -> int:
+    """How far a study is: runs expected, complete, diverged, failed, missing, and what to type next."""
+    from sweeps.status import status_document, status_text
+    from sweeps.study_dir import find_study
+
+    document = status_document(find_study(path, out))
+    answer(document, lambda: status_text(document), json)
+    return OK if document["finished"] else NOT_OK
+
+
+@app.command("retry")
+def retry_command(path: StudyPath, out: Out = None, jobs: Jobs = None, json: Json = False) -> int:
+    """Forget the failures of a study's runs and make those runs again."""
+    from sweeps.queue import Queue
+    from sweeps.study_dir import find_study
+
+    study = find_study(path, out)
+    forgotten = Queue(study.directory, study.config).forget_failures()
+    messages().print(f"{forgotten} failed runs will be made again.", highlight=False)
+    outcome = _drive(study, jobs)
+    answer(_outcome_document(study, outcome), _outcome_text(study, outcome), json)
+    return NOT_OK if outcome.failed else OK
+
+
+cli_analysis.register(app)
+cli_run.register(app)
+
+
+def main() -> None:
+    """Entry point: runs the command and turns errors into messages and exit codes."""
+    sys.exit(_main())
+
+
+def _main() -> int:
+    try:
+        result = app(standalone_mode=False)
+        return result if isinstance(result, int) else OK
+    except UserError as error:
+        return report_error(error)
+    except KeyboardInterrupt:
+        messages().print(f"stopped; nothing finished is lost. To continue, type: {command_line()}", markup=False, highlight=False)
+        return NOT_OK
+    except BrokenPipeError:
+        return NOT_OK
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            cure = f"free some space and type again: {command_line()} (finished runs are kept)"
+            return report_error(StudyError(Fault(str(error.filename or ""), "no space left on the disk", cure)))
+        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
+            cure = "give a folder that you may write to: --out DIR"
+            return report_error(StudyError(Fault(str(error.filename or ""), f"cannot be written: {error.strerror}", cure)))
+        raise
+    except typer.Exit as stop:
+        return int(stop.exit_code)
+    except Exception as error:
+        return _usage_error(error)
+
+
+def _usage_error(error: Exception) -> int:
+    """Typer's own complaints about options and arguments; anything else is a bug and keeps its traceback."""
+    message = getattr(error, "format_message", None)
+    if message is None:
+        raise error
+    text = message()
+    if text:
+        return report_error(ConfigError(Fault("", text, "mutransfer --help, or mutransfer COMMAND --help")))
+    return WRONG_USE
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""What every command shares: `--json`, `--set` and dotted options, errors without a traceback, exit codes."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from rich.console import Console
+
+from scaling.errors import ConfigError, Fault, UserError
+
+OK, NOT_OK, WRONG_USE = 0, 1, 2
+DOTTED = {"allow_extra_args": True, "ignore_unknown_options": True}
+"""Context settings of commands that take `--a.b value` as short for `--set a.b=value`."""
+
+
+def messages() -> Console:
+    """Console for progress and messages: stderr, so that stdout holds the answer alone."""
+    return Console(stderr=True, soft_wrap=True)
+
+
+def answer(document: dict[str, Any], text: str | Callable[[], str], as_json: bool) -> None:
+    """Print the command's answer on stdout: one JSON document, or the text."""
+    if as_json:
+        print(json.dumps(json_safe(document), indent=1, allow_nan=False))
+    else:
+        print(text if isinstance(text, str) else text())
+
+
+def json_safe(value: Any) -> Any:
+    """The same value with NaN and infinities as null, and tuples as lists."""
+    if isinstance(value, dict):
+        return {str(key): json_safe(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_safe(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def overrides(settings: Sequence[str], extra: Sequence[str]) -> list[str]:
+    """`--set a.b=c` values and leftover `--a.b c` options as one list of overrides.
+
+    Raises ConfigError for a leftover that is no dotted option.
+    """
+    result, faults, rest = list(settings), [], list(extra)
+    while rest:
+        option = rest.pop(0)
+        key, separator, text = option.removeprefix("--").partition("=")
+        if not option.startswith("--") or "." not in key:
+            faults.append(Fault(option, "unknown option or argument", "see --help; config keys are given as --set key.subkey=value"))
+        elif separator:
+            result.append(f"{key}={text}")
+        elif rest and not rest[0].startswith("--"):
+            result.append(f"{key}={rest.pop(0)}")
+        else:
+            faults.append(Fault(option, "needs a value", f"{option}=VALUE"))
+    if faults:
+        raise ConfigError(*faults)
+    return result
+
+
+def report_error(error: UserError) -> int:
+    """Print the faults on stderr and return the exit code."""
+    console = messages()
+    head = f"{len(error.faults)} faults" if len(error.faults) > 1 else "error"
+    console.print(f"{head}:" if error.exit_code == WRONG_USE else "stopped:", style="bold red", highlight=False)
+    for fault in error.faults:
+        console.print(f"  {fault}", markup=False, highlight=False)
+    return error.exit_code
+
+
+def stop_on_sigterm() -> None:
+    """A polite kill (a scheduler's, `timeout`'s) ends a command as Ctrl-C does."""
+
+    def interrupt(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+
+
+def command_line() -> str:
+    """This command as it was typed."""
+    return " ".join(["mutransfer", *sys.argv[1:]])

@@ -1,0 +1,247 @@
+"""The driver of a local pool: plan -> queue -> workers -> records, until nothing is left to do.
+
+Owns the study's life on one machine. Killed at any moment, the next driver finds finished runs in their records and goes on.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scaling.errors import Fault, Interrupted, StudyError
+from scaling.locks import Busy, acquire
+from scaling.records import RunRecord, read_records
+from sweeps.plan import PlannedRun, make_plan
+from sweeps.study import StudyConfig
+from sweeps.worker import Failed, Fatal, Finished, Started, worker_main
+
+if TYPE_CHECKING:
+    from scaling.train import Progress
+    from sweeps.progress import Watcher
+    from sweeps.queue import Claim, Queue
+
+MAX_ATTEMPTS = 2
+
+
+@dataclass
+class _Worker:
+    process: SpawnProcess
+    connection: Connection
+    claim: Claim | None = None
+    ready: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a study stands after the driver."""
+
+    planned: int
+    made: int
+    """Runs finished by this driver."""
+    complete: int
+    diverged: int
+    failed: dict[str, str]
+    """run_id -> reason, for runs out of attempts."""
+    wall_s: float
+    run_wall_s: float
+    """Sum over this driver's runs of the time spent in them."""
+    overhead_s: tuple[float, ...] = field(default=(), repr=False)
+    """For each run, what a living worker spent on it beyond training."""
+
+
+class Driver:
+    """Runs a study's plan on `jobs` worker processes."""
+
+    def __init__(self, study_dir: Path, study: StudyConfig, jobs: int, watcher: Watcher, data: dict[str, Any]) -> None:
+        from sweeps.queue import Queue
+
+        self._dir, self._study, self._jobs, self._watcher, self._data = study_dir, study, jobs, watcher, data
+        self._results: dict[str, RunRecord] = {record.run_id: record for record in read_records(study_dir)}
+        self._queue: Queue = Queue(study_dir, study)
+        self._workers: list[_Worker] = []
+        self._plan: list[PlannedRun] = []
+        self._runs: dict[str, PlannedRun] = {}
+        self._overheads: list[float] = []
+        self._made, self._run_wall_s, self._deaths = 0, 0.0, 0
+
+    def run(self) -> Outcome:
+        """Work until the plan is done. Raises Interrupted on Ctrl-C and StudyError when no run can go on."""
+        started = time.perf_counter()
+        self._queue.recover(self._results)
+        self._replan()
+        try:
+            with _quiet_environment(self._study.runtime.threads):
+                self._work()
+        finally:
+            self._stop()
+        planned = {planned.run_id for planned in self._plan}
+        records = [record for run_id, record in self._results.items() if run_id in planned]
+        return Outcome(
+            planned=len(planned),
+            made=self._made,
+            complete=sum(record.status == "complete" for record in records),
+            diverged=sum(record.status == "diverged" for record in records),
+            failed={run_id: reason for run_id, reason in self._queue.failures().items() if run_id in planned},
+            wall_s=time.perf_counter() - started,
+            run_wall_s=self._run_wall_s,
+            overhead_s=tuple(self._overheads),
+        )
+
+    def _replan(self) -> None:
+        self._plan = make_plan(self._study, self._results)
+        self._runs = {planned.run_id: planned for planned in self._plan}
+        todo = [planned for planned in self._plan if planned.run_id not in self._results]
+        self._queue.enqueue(todo, max_attempts=MAX_ATTEMPTS)
+        self._watcher.planned(self._plan, self._results)
+
+    def _work(self) -> None:
+        order = {planned.run_id: rank for rank, planned in enumerate(self._plan)}
+        while True:
+            idle = [worker for worker in self._workers if worker.claim is None]
+            for worker in idle:
+                if worker.ready and not self._give(worker, order):
+                    break
+            busy = sum(worker.claim is not None for worker in self._workers)
+            waiting = self._queue.waiting(order)
+            if not waiting and not busy:
+                return
+            for _ in range(min(self._jobs - len(self._workers), waiting)):
+                self._workers.append(self._spawn())
+            if self._receive():
+                self._replan()
+                order = {planned.run_id: rank for rank, planned in enumerate(self._plan)}
+
+    def _give(self, worker: _Worker, order: dict[str, int]) -> bool:
+        claim = self._queue.claim(order)
+        if claim is None:
+            return False
+        worker.claim = claim
+        planned = self._runs[claim.run_id]
+        self._watcher.started(planned)
+        worker.connection.send(planned.run)
+        return True
+
+    def _receive(self) -> bool:
+        """Handle what workers say, or their death; return whether the plan may have changed."""
+        changed = False
+        by_handle: dict[Any, _Worker] = {worker.connection: worker for worker in self._workers}
+        for handle in wait(list(by_handle), timeout=1.0):
+            worker = by_handle[handle]
+            try:
+                message = worker.connection.recv()
+            except (EOFError, ConnectionResetError):
+                self._died(worker)
+                changed = True
+                continue
+            changed |= self._handle(worker, message)
+        self._watcher.tick()
+        return changed
+
+    def _handle(self, worker: _Worker, message: Started | Finished | Failed | Fatal | Progress) -> bool:
+        if isinstance(message, Started):
+            worker.ready = True
+            return False
+        if isinstance(message, Fatal):
+            raise message.error
+        if not isinstance(message, Finished | Failed):
+            self._watcher.progress(message)
+            return False
+        claim = worker.claim
+        assert claim is not None, "a worker answers only for the run it was given"
+        worker.claim = None
+        if isinstance(message, Failed):
+            self._queue.fail(claim, message.reason)
+            self._watcher.failed(self._runs[claim.run_id], message.reason)
+            return True
+        self._queue.finish(claim, message.record)
+        self._results[claim.run_id] = message.record
+        self._made += 1
+        self._run_wall_s += message.record.wall_s
+        self._overheads.append(message.overhead_s)
+        self._watcher.finished(self._runs[claim.run_id], message.record)
+        return True
+
+    def _died(self, worker: _Worker) -> None:
+        """A worker was killed: its run goes back to the queue, another worker takes its place."""
+        worker.process.join(timeout=5)
+        self._workers.remove(worker)
+        self._deaths += 1
+        code = worker.process.exitcode
+        if worker.claim is None and self._deaths > 3 * self._jobs:
+            raise StudyError(Fault("", f"workers end before they take a run (exit code {code})", "see their messages above"))
+        if worker.claim is not None:
+            reason = f"worker died (exit code {code}; -9 is SIGKILL, often the kernel's for memory)"
+            # A kill is not the run's fault, until it happens to the same run again and again.
+            deaths = self._queue.deaths(worker.claim.run_id)
+            self._queue.fail(worker.claim, "interrupted" if deaths < 6 else reason)
+            self._watcher.failed(self._runs[worker.claim.run_id], reason)
+
+    def _spawn(self) -> _Worker:
+        context = multiprocessing.get_context("spawn")
+        here, there = context.Pipe()
+        process = context.Process(target=worker_main, args=(there, self._dir, self._data), daemon=True)
+        process.start()
+        there.close()
+        return _Worker(process, here)
+
+    def _stop(self) -> None:
+        for worker in self._workers:
+            if worker.claim is None and worker.ready:
+                worker.connection.send(None)
+            else:
+                worker.process.kill()
+        for worker in self._workers:
+            worker.process.join(timeout=5)
+            if worker.claim is not None:
+                self._queue.fail(worker.claim, "interrupted")
+        self._workers.clear()
+
+
+def drive(study_dir: Path, study: StudyConfig, jobs: int, watcher: Watcher, data: dict[str, Any], command: str) -> Outcome:
+    """Lock the study and run its driver; `command` is what to type to continue."""
+    try:
+        lock = acquire(study_dir / ".driver.lock", blocking=False)
+    except Busy:
+        fault = Fault(str(study_dir), "another driver works on this study", f"wait for it, or watch it: mutransfer status {study_dir}")
+        raise StudyError(fault) from None
+    driver = None
+    try:
+        with watcher:
+            driver = Driver(study_dir, study, jobs, watcher, data)
+            return driver.run()
+    except KeyboardInterrupt:
+        done = f"{len(driver._results)} of {len(driver._plan)} runs are done and kept" if driver else "no run was started"
+        raise Interrupted(Fault("", f"interrupted: {done}", f"to continue, type: {command}")) from None
+    finally:
+        lock.close()
+
+
+@contextmanager
+def _quiet_environment(threads: int) -> Iterator[None]:
+    """Environment of the workers: their math libraries read the number of threads when they are loaded."""
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(dict.fromkeys(names, str(threads)))
+    try:
+        yield
+    finally:
+        for name, text in before.items():
+            if text is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = text
+
+
+def default_jobs() -> int:
+    """One worker a core that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+

@@ -1,0 +1,100 @@
+"""Study -> the explicit list of runs, each named by its content hash; grows by rule as results come in. Torch-free.
+
+Owns the question "which runs": a pure function of the study and of the finished runs, so that any driver, restarted at any moment,
+plans the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from scaling.accounting import run_flops
+from scaling.config import RunConfig
+from scaling.records import RunRecord
+from sweeps.study import StudyConfig
+
+Reason = Literal["grid", "extend", "seed"]
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of the plan and why it is in it."""
+
+    run: RunConfig
+    run_id: str
+    parametrization: str
+    width: int
+    log2_lr: float
+    seed: int
+    reason: Reason
+
+    @property
+    def flops(self) -> float:
+        return run_flops(self.run)
+
+
+Results = Mapping[str, RunRecord]
+
+
+def make_plan(study: StudyConfig, results: Results) -> list[PlannedRun]:
+    """All runs known to be needed given `results` (run_id -> record), most expensive first.
+
+    The most expensive first lets two workers end together, and shows a width that does not fit in memory at once.
+    """
+    runs = [run for kind in study.parametrizations for width in study.widths for run in _cell(study, kind, width, results)]
+    return sorted(runs, key=lambda planned: -planned.flops)
+
+
+def _cell(study: StudyConfig, kind: str, width: int, results: Results) -> list[PlannedRun]:
+    """The runs of one cell: the grid; extensions once the grid is done; more seeds once the bracket is."""
+    planned: dict[tuple[float, int], PlannedRun] = {}
+
+    def add(log2_lr: float, seed: int, reason: Reason) -> None:
+        if (log2_lr, seed) not in planned:
+            run = study.run(kind, width, log2_lr, seed)
+            planned[log2_lr, seed] = PlannedRun(run, run.run_id, kind, width, log2_lr, seed, reason)
+
+    def losses() -> dict[float, float] | None:
+        """Mean loss per LR over the grid's seeds, infinite where one diverged; None while any is missing."""
+        means = {}
+        for log2_lr in sorted({log2_lr for log2_lr, _ in planned}):
+            records = [results.get(planned[log2_lr, seed].run_id) for seed in range(study.seeds)]
+            if None in records:
+                return None
+            values = [math.inf if record is None or record.loss is None else record.loss for record in records]
+            means[log2_lr] = sum(values) / len(values)
+        return means
+
+    for log2_lr in study.log2_lr.values():
+        for seed in range(study.seeds):
+            add(log2_lr, seed, "grid")
+    while (means := losses()) is not None and (extension := _extension(study, means)) is not None:
+        for seed in range(study.seeds):
+            add(extension, seed, "extend")
+    if means is not None and not all(map(math.isinf, means.values())):
+        best = min(means, key=lambda log2_lr: means[log2_lr])
+        for log2_lr in means:
+            if abs(log2_lr - best) <= study.follow_up.near_octaves:
+                for seed in range(study.seeds, study.follow_up.seeds_near_best):
+                    add(log2_lr, seed, "seed")
+    return list(planned.values())
+
+
+def _extension(study: StudyConfig, means: Mapping[float, float]) -> float | None:
+    """The next LR that the cell needs so that its best run has runs on both sides, or None."""
+    lrs = sorted(means)
+    if all(math.isinf(mean) for mean in means.values()):
+        return None
+    place = lrs.index(min(lrs, key=lambda log2_lr: means[log2_lr]))
+    follow_up, step = study.follow_up, study.log2_lr.step
+    grid = study.log2_lr.values()
+    below = sum(log2_lr < grid[0] for log2_lr in lrs)
+    above = sum(log2_lr > grid[-1] for log2_lr in lrs)
+    if place < follow_up.margin_points and below < follow_up.max_extensions:
+        return lrs[0] - step
+    if len(lrs) - 1 - place < follow_up.margin_points and above < follow_up.max_extensions:
+        return lrs[-1] + step
+    return None

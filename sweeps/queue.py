@@ -1,0 +1,185 @@
+"""The plan's runs as trials of one Optuna study: enqueued by run_id, claimed, told.
+
+Owns every call to Optuna. A run is a WAITING trial with its point fixed (`enqueue_trial`), RUNNING once claimed, COMPLETE with its
+loss (infinite when it diverged), or FAIL. The truth about a finished run is its record on disk; the trial follows it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import optuna
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import BaseJournalFileLock, JournalFileBackend
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from scaling.errors import Fault, StudyError
+from scaling.locks import acquire
+from scaling.records import RunRecord
+from sweeps.plan import PlannedRun
+from sweeps.study import StudyConfig
+
+JOURNAL_NAME = "optuna-journal.log"
+# No trial number is sampled: distributions only tell dashboards what an axis is.
+LOG2_LR_BOUNDS = (-60.0, 30.0)
+
+
+class _KernelLock(BaseJournalFileLock):
+    """Optuna's journal lock as an flock: a killed holder blocks nobody (its own lock files do, for 30 s)."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: IO[str] | None = None
+
+    def acquire(self) -> bool:
+        self._file = acquire(self._path)
+        return True
+
+    def release(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def open_storage(study_dir: Path, url: str | None) -> BaseStorage:
+    """The journal file in `study_dir`, or the RDB at `url`."""
+    if url is not None:
+        try:
+            return RDBStorage(url, engine_kwargs={"pool_pre_ping": True})
+        except ImportError as error:
+            raise StudyError(Fault(f"storage: {url}", str(error), "install the database's driver")) from None
+    journal = study_dir / JOURNAL_NAME
+    _drop_torn_line(journal)
+    return JournalStorage(JournalFileBackend(str(journal), lock_obj=_KernelLock(journal.with_suffix(".lock"))))
+
+
+def _drop_torn_line(journal: Path) -> None:
+    """A process killed in the middle of a write leaves half a line, onto which the next writer would append."""
+    if not journal.exists():
+        return
+    file = acquire(journal.with_suffix(".lock"))
+    try:
+        with journal.open("r+b") as log:
+            content = log.read()
+            whole = content.rfind(b"\n") + 1
+            if whole != len(content):
+                log.truncate(whole)
+    finally:
+        file.close()
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A run taken from the queue: nobody else can take it while its trial is RUNNING."""
+
+    run_id: str
+    trial: Trial
+
+
+class Queue:
+    """The runs of one study in Optuna."""
+
+    def __init__(self, study_dir: Path, config: StudyConfig) -> None:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._storage = open_storage(study_dir, config.storage)
+        self._config = config
+        self._study = optuna.create_study(
+            study_name=config.name,
+            storage=self._storage,
+            sampler=optuna.samplers.RandomSampler(seed=0),
+            direction="minimize",
+            load_if_exists=True,
+        )
+
+    def trials(self, *states: TrialState) -> list[FrozenTrial]:
+        return self._study.get_trials(deepcopy=False, states=states or None)
+
+    def attempts(self) -> Counter[str]:
+        """Failed trials a run_id; a run that was cut off by a kill is not an attempt that failed."""
+        failed = self.trials(TrialState.FAIL)
+        return Counter(trial.user_attrs["run_id"] for trial in failed if trial.user_attrs.get("failure") != "interrupted")
+
+    def failures(self) -> dict[str, str]:
+        """run_id -> reason of its last failure, for runs with no other trial."""
+        alive = {trial.user_attrs["run_id"] for trial in self.trials() if trial.state != TrialState.FAIL}
+        failed = ((trial.user_attrs["run_id"], trial.user_attrs.get("failure", "")) for trial in self.trials(TrialState.FAIL))
+        return {run_id: reason for run_id, reason in failed if run_id not in alive}
+
+    def deaths(self, run_id: str) -> int:
+        """How often this run was cut off."""
+        failed = self.trials(TrialState.FAIL)
+        return sum(trial.user_attrs["run_id"] == run_id and trial.user_attrs.get("failure") == "interrupted" for trial in failed)
+
+    def waiting(self, order: Mapping[str, int]) -> int:
+        """How many runs of `order` wait to be claimed."""
+        return sum(trial.user_attrs["run_id"] in order for trial in self.trials(TrialState.WAITING))
+
+    def running(self) -> set[str]:
+        return {trial.user_attrs["run_id"] for trial in self.trials(TrialState.RUNNING)}
+
+    def enqueue(self, runs: Iterable[PlannedRun], *, max_attempts: int) -> int:
+        """Enqueue every run that is not queued, running, complete or out of attempts; return how many were."""
+        alive = {trial.user_attrs["run_id"] for trial in self.trials() if trial.state != TrialState.FAIL}
+        attempts, added = self.attempts(), 0
+        for planned in runs:
+            if planned.run_id in alive or attempts[planned.run_id] >= max_attempts:
+                continue
+            point = {name: getattr(planned, name) for name in ("parametrization", "width", "log2_lr", "seed")}
+            self._study.enqueue_trial(point, user_attrs={"run_id": planned.run_id, "reason": planned.reason})
+            added += 1
+        return added
+
+    def forget_failures(self) -> int:
+        """Queue every run whose attempts are used up once more; return how many."""
+        last = {trial.user_attrs["run_id"]: trial for trial in self.trials(TrialState.FAIL)}
+        failed = self.failures()
+        for run_id in failed:
+            point = last[run_id].system_attrs["fixed_params"]
+            self._study.enqueue_trial(point, user_attrs={"run_id": run_id, "reason": last[run_id].user_attrs["reason"]})
+        return len(failed)
+
+    def claim(self, order: Mapping[str, int]) -> Claim | None:
+        """Take the waiting run that comes first in `order` (run_id -> rank), or None when none waits.
+
+        `study.ask()` would sample a new point when the queue is empty; a storage's own change of state is atomic and does not.
+        """
+        waiting = [trial for trial in self.trials(TrialState.WAITING) if trial.user_attrs["run_id"] in order]
+        for frozen in sorted(waiting, key=lambda trial: order[trial.user_attrs["run_id"]]):
+            if self._storage.set_trial_state_values(frozen._trial_id, TrialState.RUNNING):
+                trial = Trial(self._study, frozen._trial_id)
+                trial.suggest_categorical("parametrization", sorted(self._config.parametrizations))
+                trial.suggest_int("width", min(self._config.widths), max(self._config.widths))
+                trial.suggest_float("log2_lr", *LOG2_LR_BOUNDS)
+                trial.suggest_int("seed", 0, 1_000_000)
+                return Claim(frozen.user_attrs["run_id"], trial)
+        return None
+
+    def finish(self, claim: Claim, record: RunRecord) -> None:
+        """Tell Optuna the result of a claimed run."""
+        claim.trial.set_user_attr("status", record.status)
+        self._study.tell(claim.trial, float("inf") if record.loss is None else record.loss)
+
+    def fail(self, claim: Claim, reason: str) -> None:
+        """Give a claimed run back as failed for `reason`."""
+        claim.trial.set_user_attr("failure", reason)
+        self._study.tell(claim.trial, state=TrialState.FAIL)
+
+    def recover(self, results: Mapping[str, RunRecord]) -> int:
+        """Settle trials left RUNNING by a driver that died: told from the record when it exists, given back when not.
+
+        Only for the one driver of a study, which holds the study's lock. Returns how many were given back.
+        """
+        given_back = 0
+        for frozen in self.trials(TrialState.RUNNING):
+            claim = Claim(frozen.user_attrs["run_id"], Trial(self._study, frozen._trial_id))
+            record = results.get(claim.run_id)
+            if record is not None:
+                self.finish(claim, record)
+            else:
+                self.fail(claim, "interrupted")
+                given_back += 1
+        return given_back

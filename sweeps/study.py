@@ -1,0 +1,172 @@
+"""StudyConfig: what a study varies and what it holds fixed; any cell of it as a RunConfig.
+
+A cell is one (parametrization, width, depth, batch, tokens) at which the LR curve is sampled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from scaling.config import (
+    BaseShape,
+    DataConfig,
+    Frozen,
+    InitConfig,
+    ModelFamily,
+    OptimizerConfig,
+    ParametrizationConfig,
+    Positive,
+    PositiveFloat,
+    RunConfig,
+    RuntimeConfig,
+    ScheduleConfig,
+    TrainingConfig,
+)
+
+Log2LR = Annotated[float, Field(ge=-40, le=10)]
+
+
+class LRRange(Frozen):
+    """log2 of the peak LRs: from `low` to `high` in steps of `step` octaves."""
+
+    low: Log2LR
+    high: Log2LR
+    step: PositiveFloat = 1.0
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.low > self.high:
+            raise ValueError(f"low {self.low:g} lies above high {self.high:g}")
+        return self
+
+    def values(self) -> tuple[float, ...]:
+        count = math.floor((self.high - self.low) / self.step + 1e-9) + 1
+        return tuple(self.low + index * self.step for index in range(count))
+
+
+class FollowUp(Frozen):
+    """Runs added once the grid's results are in; a pure function of them, so that any driver adds the same."""
+
+    margin_points: Annotated[int, Field(ge=0, le=5)] = 1
+    """Extend a cell's LRs by `log2_lr.step` until its best run has this many runs on each side."""
+    max_extensions: Annotated[int, Field(ge=0)] = 4
+    """LRs added on one side of a cell at most."""
+    seeds_near_best: Positive = 1
+    """Seeds for LRs near a cell's best, the first included."""
+    near_octaves: PositiveFloat = 1.0
+    """"Near" is within this many octaves of the best run."""
+
+
+class StudyTraining(Frozen):
+    """Training settings of every run; see scaling.config.TrainingConfig."""
+
+    steps: Positive = 400
+    batch_size: Positive = 16
+    micro_batch_size: Positive | None = None
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    compile: bool = False
+    validation_sequences: Positive = 256
+    validate_every_steps: Positive | None = None
+
+    @model_validator(mode="after")
+    def _valid(self) -> Self:
+        TrainingConfig(**self.model_dump())
+        return self
+
+
+class StudyOptimizer(Frozen):
+    """AdamW at the base shape without its LR, which is swept."""
+
+    kind: Literal["adamw"] = "adamw"
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    eps: PositiveFloat = 1e-8
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    clip_norm: PositiveFloat | None = 1.0
+
+    def at(self, log2_lr: float) -> OptimizerConfig:
+        return OptimizerConfig(lr=2.0**log2_lr, **self.model_dump())
+
+
+class StudyParametrization(Frozen):
+    """Init and multipliers of one parametrization; see scaling.config.ParametrizationConfig."""
+
+    init: InitConfig = InitConfig()
+    embedding_multiplier: PositiveFloat = 1.0
+    readout_multiplier: PositiveFloat = 1.0
+    attention_multiplier: PositiveFloat = 1.0
+
+
+class TransferTolerances(Frozen):
+    """What still counts as "transfers"."""
+
+    slope: PositiveFloat = 0.25
+    """Octaves of best LR per doubling of width; halfway to the smallest exponent that theory allows, 1/2."""
+    regret: PositiveFloat = 0.01
+    """Loss given up by using the smallest width's LR at the largest, over the best loss there."""
+
+
+class StudyConfig(Frozen):
+    """A study: one YAML file."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    description: str = ""
+    widths: Annotated[tuple[Positive, ...], Field(min_length=1)]
+    log2_lr: LRRange
+    parametrizations: Annotated[dict[Literal["sp", "mup"], StudyParametrization], Field(min_length=1)]
+    seeds: Positive = 1
+    """Seeds (of initialization and data together) for every LR."""
+    follow_up: FollowUp = FollowUp()
+    model: ModelFamily = ModelFamily()
+    base: BaseShape = BaseShape()
+    data: DataConfig = DataConfig()
+    training: StudyTraining = StudyTraining()
+    optimizer: StudyOptimizer = StudyOptimizer()
+    schedule: ScheduleConfig = ScheduleConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
+    tolerances: TransferTolerances = TransferTolerances()
+    storage: str | None = None
+    """Optuna storage URL of an RDB; default: a journal file in the study directory."""
+    target: str | None = None
+    """A YAML file that describes the large run to recommend for, relative to the study's file."""
+
+    @field_validator("widths")
+    @classmethod
+    def _distinct(cls, widths: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(widths)) != len(widths):
+            raise ValueError(f"a width is given twice: {list(widths)}")
+        return tuple(sorted(widths))
+
+    @model_validator(mode="after")
+    def _members_exist(self) -> Self:
+        reasons = [reason for width in (*self.widths, self.base.width) if (reason := self.model.check_width(width))]
+        if reasons:
+            raise ValueError("; ".join(dict.fromkeys(reasons)))
+        return self
+
+    def run(self, parametrization: str, width: int, log2_lr: float, seed: int) -> RunConfig:
+        """The run at one point of the study."""
+        settings = self.parametrizations[parametrization]  # type: ignore[index]
+        return RunConfig(
+            model=self.model.at(width),
+            parametrization=ParametrizationConfig.model_validate({"kind": parametrization, **settings.model_dump()}),
+            base=self.base,
+            optimizer=self.optimizer.at(log2_lr),
+            schedule=self.schedule,
+            data=self.data,
+            training=TrainingConfig(seed=seed, data_seed=seed, **self.training.model_dump()),
+            runtime=self.runtime,
+        )
+
+    def identity(self) -> Mapping[str, object]:
+        """The part of the config that a study directory is bound to: all but where and how its runs are made and judged.
+
+        The corpus is known by its hash; the folder that it lies in may change.
+        """
+        outside = {"runtime", "tolerances", "storage", "target", "description"}
+        paths = {"paths", "train_bin", "validation_bin"}
+        return self.model_dump(mode="json", exclude={**dict.fromkeys(outside, True), "data": paths})
