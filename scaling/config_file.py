@@ -82,6 +82,7 @@ def _walk(node: yaml.Node, path: KeyPath, file: str, places: dict[KeyPath, str],
             where = f"{file}:{key_node.start_mark.line + 1}"
             if inner in places:
                 faults.append(Fault(f"{where}: {dotted(inner)}", f"key given twice; first at {places[inner]}", "remove one"))
+                continue
             places[inner] = where
             _walk(child, inner, file, places, faults)
     elif isinstance(node, yaml.SequenceNode):

@@ -5,7 +5,8 @@ decay (as torch.optim.AdamW takes it, multiplied by the LR). Each is the base va
 
     m_in, m_out   fan_in and fan_out of the tensor itself
     m_N           width
-    S             optimizer steps at equal batch noise: tokens ratio over batch ratio (m_D / m_B)
+
+When tokens or batch change, `at_horizon` moves the base values themselves: it is one factor for all tensors.
 
 Identity that tests every row (Tensor Programs V, 2203.03466, Lemma J.1; eps and decay: same argument): A*t, B/t, C/t, E*t,
 decay*t leaves training under AdamW unchanged.
@@ -24,7 +25,7 @@ from typing import Any, Literal
 from scaling.config import InitConfig, ModelConfig, OptimizerConfig, ParametrizationConfig, RunConfig
 from scaling.shapes import Role, TensorSpec, transformer_tensors
 
-Ratio = Literal["m_in", "m_out", "m_N", "S"]
+Ratio = Literal["m_in", "m_out", "m_N"]
 Powers = Mapping[Ratio, float]
 ONE: Powers = {}
 
@@ -76,22 +77,13 @@ TABLES: Mapping[str, Mapping[Role, Row]] = {
     },
 }
 
-HORIZON = Row(
-    "Complete(d)P (2512.22382) Table 1; within the range of Bjorck et al. (2409.19913)",
-    lr={"S": -0.5},
-    eps={"S": 0.5},
-    weight_decay={"S": -0.5},
-)
-"""Factor on every tensor when tokens or batch differ from the base: S = m_D / m_B. 1 - beta goes with 1/S."""
-
-
 def value(powers: Powers, ratios: Mapping[Ratio, float]) -> float:
     """The product of ratios to their powers."""
     return math.prod(math.pow(ratios[ratio], power) for ratio, power in powers.items())
 
 
 def formula(base: str, powers: Powers) -> str:
-    """`powers` in words: "lr / m_in", "lr * S^-0.5", or just the base."""
+    """`powers` in words: "lr / m_in", "0.02 * m_in^-0.5", or just the base."""
     text = base
     for ratio, power in powers.items():
         if power == -1:
@@ -155,12 +147,8 @@ def _init_std(spec: TensorSpec, base: TensorSpec, row: Row, ratios: Mapping[Rati
     return std * value(powers, ratios), formula(f"{std:.4g}", powers) if std else "0"
 
 
-def tensor_rules(run: RunConfig, steps_ratio: float = 1.0) -> list[TensorRule]:
-    """The rule of every tensor of `run`'s model.
-
-    `run.optimizer` and `run.parametrization` hold the values at the base shape. `steps_ratio` is S = m_D / m_B, the tokens ratio
-    over the batch ratio between this run and the runs on which the base values were tuned.
-    """
+def tensor_rules(run: RunConfig) -> list[TensorRule]:
+    """The rule of every tensor of `run`'s model; `run.optimizer` and `run.parametrization` hold the values at the base shape."""
     base_model = run.base_model()
     bases = {_layer_free(spec.name): spec for spec in transformer_tensors(base_model)}
     table, rules = TABLES[run.parametrization.kind], []
@@ -170,7 +158,6 @@ def tensor_rules(run: RunConfig, steps_ratio: float = 1.0) -> list[TensorRule]:
             "m_in": spec.fan_in / base.fan_in,
             "m_out": spec.fan_out / base.fan_out,
             "m_N": run.model.width / base_model.width,
-            "S": steps_ratio,
         }
         rules.append(_tensor_rule(spec, base, row, ratios, run))
     return rules
@@ -178,11 +165,9 @@ def tensor_rules(run: RunConfig, steps_ratio: float = 1.0) -> list[TensorRule]:
 
 def _tensor_rule(spec: TensorSpec, base: TensorSpec, row: Row, ratios: Mapping[Ratio, float], run: RunConfig) -> TensorRule:
     optimizer = run.optimizer
-    horizon = HORIZON if ratios["S"] != 1 else Row("")
     multiplier = base_multiplier(run.parametrization, spec.role)
     init_std, init_formula = _init_std(spec, base, row, ratios, run)
     decay = optimizer.weight_decay if row.decays else 0.0
-    powers = {key: {**getattr(row, key), **getattr(horizon, key)} for key in ("lr", "eps", "weight_decay")}
     return TensorRule(
         name=spec.name,
         role=spec.role,
@@ -191,16 +176,16 @@ def _tensor_rule(spec: TensorSpec, base: TensorSpec, row: Row, ratios: Mapping[R
         fan_out=spec.fan_out,
         multiplier=multiplier * value(row.multiplier, ratios),
         init_std=init_std,
-        lr=optimizer.lr * value(powers["lr"], ratios),
-        weight_decay=decay * value(powers["weight_decay"], ratios),
-        eps=optimizer.eps * value(powers["eps"], ratios),
-        source=row.source + (f"; horizon: {horizon.source}" if horizon.source else ""),
+        lr=optimizer.lr * value(row.lr, ratios),
+        weight_decay=decay * value(row.weight_decay, ratios),
+        eps=optimizer.eps * value(row.eps, ratios),
+        source=row.source,
         formulas={
             "multiplier": formula(f"{multiplier:g}", row.multiplier),
             "init_std": init_formula,
-            "lr": formula("lr", powers["lr"]),
-            "weight_decay": formula("weight_decay", powers["weight_decay"]) if row.decays else "0",
-            "eps": formula("eps", powers["eps"]),
+            "lr": formula("lr", row.lr),
+            "weight_decay": formula("weight_decay", row.weight_decay) if row.decays else "0",
+            "eps": formula("eps", row.eps),
         },
     )
 
@@ -233,7 +218,7 @@ def forward_rules(run: RunConfig) -> ForwardRules:
     ratios: dict[Ratio, float] = {"m_N": model.width / base.width}
     scale = 1 / math.sqrt(model.head_size)
     if parametrization.kind != "sp":
-        scale = math.sqrt(base.head_size) / model.head_size
+        scale *= math.sqrt(base.head_size / model.head_size)
     return ForwardRules(
         embedding=base_multiplier(parametrization, "embedding") * value(table["embedding"].multiplier, ratios),
         readout=base_multiplier(parametrization, "readout") * value(table["readout"].multiplier, ratios),
@@ -241,8 +226,22 @@ def forward_rules(run: RunConfig) -> ForwardRules:
     )
 
 
+HORIZON_SOURCE = "Complete(d)P (2512.22382) Table 1, exponent 1/2; Bjorck et al. (2409.19913) measured 0.3 to 0.7 for tokens"
+
+
+def at_horizon(optimizer: OptimizerConfig, steps_ratio: float, exponent: float = 0.5) -> OptimizerConfig:
+    """The base values carried to another number of tokens or another batch, betas unchanged.
+
+    steps_ratio: S = m_D / m_B, tokens ratio over batch ratio. lr and weight_decay go with S^-exponent, so that the share of the run
+    over which AdamW's decay averages stays the same at 1/2; eps goes with S^exponent.
+    """
+    factor = steps_ratio**-exponent
+    changed = {"lr": optimizer.lr * factor, "weight_decay": optimizer.weight_decay * factor, "eps": optimizer.eps / factor}
+    return optimizer.model_copy(update=changed)
+
+
 def horizon_betas(optimizer: OptimizerConfig, steps_ratio: float) -> tuple[float, float]:
-    """Adam's betas when S changes: 1 - beta goes with 1/S (Complete(d)P 2512.22382 Table 1).
+    """Adam's betas when S = m_D / m_B changes: 1 - beta goes with 1/S (Complete(d)P 2512.22382 Table 1).
 
     Raises ValueError when 1 - beta would reach 1: the batch is too large for the rule.
     """
@@ -259,8 +258,3 @@ def _layer_free(name: str) -> str:
     """The name with its layer number removed: blocks of one model share their rules, and depth may differ from the base's."""
     parts = name.split(".")
     return ".".join(part for part in parts if not part.isdigit())
-
-
-def width_ratio(model: ModelConfig, base: ModelConfig) -> float:
-    """m_N."""
-    return model.width / base.width

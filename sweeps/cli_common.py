@@ -7,11 +7,12 @@ import math
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
-
-from rich.console import Console
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from scaling.errors import ConfigError, Fault, UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 OK, NOT_OK, WRONG_USE = 0, 1, 2
 DOTTED = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -20,6 +21,8 @@ DOTTED = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 def messages() -> Console:
     """Console for progress and messages: stderr, so that stdout holds the answer alone."""
+    from rich.console import Console
+
     return Console(stderr=True, soft_wrap=True)
 
 

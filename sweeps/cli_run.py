@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scaling.config import DataConfig, RunConfig
-from scaling.config_file import apply_overrides, build, read_yaml
 from scaling.errors import ConfigError, Fault
 from sweeps.cli_common import DOTTED, NOT_OK, OK, answer, messages, overrides
 
 if TYPE_CHECKING:
+    from scaling.config import DataConfig, RunConfig
     from scaling.parametrization import TensorRule
 
 RunPath = Annotated[Path, typer.Argument(help="A run's YAML file (configs/models/), or config.yaml of a run.", show_default=False)]
@@ -24,6 +23,8 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.
 
 def load_run(path: Path, settings: Sequence[str]) -> RunConfig:
     """A RunConfig from YAML, with the vocabulary filled in from the tokenizer when it is not given."""
+    from scaling.config import RunConfig
+    from scaling.config_file import apply_overrides, build, read_yaml
     from scaling.data import vocabulary_size
 
     source = read_yaml(path)

@@ -14,7 +14,7 @@ from typing import IO
 
 import optuna
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
-from optuna.storages.journal import BaseJournalFileLock, JournalFileBackend
+from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from scaling.errors import Fault, StudyError
@@ -28,7 +28,7 @@ JOURNAL_NAME = "optuna-journal.log"
 LOG2_LR_BOUNDS = (-60.0, 30.0)
 
 
-class _KernelLock(BaseJournalFileLock):
+class _KernelLock:
     """Optuna's journal lock as an flock: a killed holder blocks nobody (its own lock files do, for 30 s)."""
 
     def __init__(self, path: Path) -> None:
@@ -54,7 +54,8 @@ def open_storage(study_dir: Path, url: str | None) -> BaseStorage:
             raise StudyError(Fault(f"storage: {url}", str(error), "install the database's driver")) from None
     journal = study_dir / JOURNAL_NAME
     _drop_torn_line(journal)
-    return JournalStorage(JournalFileBackend(str(journal), lock_obj=_KernelLock(journal.with_suffix(".lock"))))
+    lock = _KernelLock(journal.with_suffix(".lock"))
+    return JournalStorage(JournalFileBackend(str(journal), lock_obj=lock))  # type: ignore[arg-type]  # its base class is private
 
 
 def _drop_torn_line(journal: Path) -> None:

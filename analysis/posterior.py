@@ -1,0 +1,135 @@
+"""What a handful of noisy losses say about where a cell's optimum is.
+
+Owns the likelihood of one cell on a grid of (optimum, shape of the curve, noise). Everything is deterministic.
+
+    loss = level of the seed + k * shape(log2_lr - log2_lr*) + error
+
+The seeds' levels and k > 0 are integrated out in closed form (flat priors); shapes come from `analysis.shapes`. The error is
+the noise of a run plus the curve's own error, which all seeds of a learning rate share: no simple curve is exact high on the
+walls, so a loss that lies r above the best one is trusted to `DISCREPANCY * r` at most. That allowance for bias keeps the
+intervals honest where the noise is small.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analysis.shapes import Array, library
+
+DISCREPANCY = 0.1
+"""Standard deviation of the curve's own error, as a share of the rise above the best loss; set by simulation."""
+REACH = 2.0
+"""Octaves beyond the sampled learning rates where an optimum is still considered."""
+SIGMA_STEPS = 22
+SIGMA_RANGE = (5e-5, 0.05)
+"""Noise considered, relative to the best loss."""
+
+
+@dataclass(frozen=True)
+class CellData:
+    """The runs of one cell that enter its fit."""
+
+    log2_lr: Array
+    loss: Array
+    block: NDArray[np.int64]
+    """Runs of one block share their level: the seed."""
+    low: float
+    """No optimum below this log2 LR: the nearest one that was clearly worse, or the prior's reach."""
+    high: float
+
+    @property
+    def rates(self) -> Array:
+        return np.unique(self.log2_lr)
+
+
+def mean_losses(log2_lr: Array, loss: Array, block: NDArray[np.int64]) -> Array:
+    """Mean loss of each distinct learning rate, the blocks' levels taken out (additive fit, mean level kept)."""
+    rates, blocks = np.unique(log2_lr), np.unique(block)
+    design = (log2_lr[:, None] == rates).astype(float)
+    if len(blocks) > 1:
+        contrasts = (block[:, None] == blocks).astype(float)
+        design = np.hstack([design, contrasts[:, 1:] - contrasts[:, :1]])
+    return np.asarray(np.linalg.lstsq(design, loss, rcond=None)[0][: len(rates)])
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """The cell at one noise value, with everything but the curve integrated out: quadratic form in the curve's values."""
+
+    square: Array
+    cross: Array
+    total: float
+    log_constant: float
+
+
+def reduce_data(data: CellData, sigma: float, rises: Array) -> Reduced:
+    """Generalised least squares on the distinct learning rates; the blocks' levels are projected out."""
+    incidence = (data.log2_lr[:, None] == data.rates).astype(float)
+    members = (data.block[:, None] == np.unique(data.block)).astype(float)
+    shared = incidence * (DISCREPANCY * rises)
+    covariance = sigma**2 * np.eye(len(data.loss)) + shared @ shared.T
+    precision = np.linalg.inv(covariance)
+    information = members.T @ precision @ members
+    projection = precision - precision @ members @ np.linalg.solve(information, members.T @ precision)
+    # Any level may be taken off; without it the sums cancel.
+    loss = data.loss - data.loss.mean()
+    log_determinants = np.linalg.slogdet(covariance)[1] + np.linalg.slogdet(information)[1]
+    return Reduced(
+        incidence.T @ projection @ incidence,
+        incidence.T @ projection @ loss,
+        float(loss @ projection @ loss),
+        -0.5 * float(log_determinants),
+    )
+
+
+def sigma_grid(scale: float) -> Array:
+    """Noise values (nats) that are weighed for losses of size `scale`."""
+    return np.asarray(np.geomspace(SIGMA_RANGE[0], SIGMA_RANGE[1], SIGMA_STEPS) * abs(scale))
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """Log likelihood of one cell on the grid (optimum, shape, noise); levels and k integrated out."""
+
+    data: CellData
+    optima: Array
+    sigmas: Array
+    table: Array
+    """Shape (optima, shapes, sigmas)."""
+
+    def posterior(self, log_prior_sigma: Array) -> Array:
+        """Density over the grid, sum 1, under the library's prior weights."""
+        return normalised(self.table + library()[1][:, None] + log_prior_sigma)
+
+
+def likelihood(data: CellData, sigmas: Array) -> Likelihood:
+    """Evaluate the grid; some ten milliseconds."""
+    from scipy.special import log_ndtr
+
+    optima = _optima(data)
+    u = data.rates - optima[:, None]
+    curves = np.stack([shape(u) for shape in library()[0]], axis=1).reshape(-1, len(data.rates))
+    means = mean_losses(data.log2_lr, data.loss, data.block)
+    table = np.empty((len(curves), len(sigmas)))
+    for index, sigma in enumerate(sigmas):
+        form = reduce_data(data, float(sigma), means - means.min())
+        square = np.maximum(((curves @ form.square) * curves).sum(axis=1), 1e-300)
+        gain = curves @ form.cross / np.sqrt(square)
+        table[:, index] = form.log_constant - 0.5 * form.total + 0.5 * gain**2 + log_ndtr(gain) - 0.5 * np.log(square)
+    return Likelihood(data, optima, sigmas, table.reshape(len(optima), -1, len(sigmas)))
+
+
+def _optima(data: CellData) -> Array:
+    """Midpoints of an even grid over the allowed range, fine against the spacing of the learning rates."""
+    span = data.high - data.low
+    count = int(np.clip(np.ceil(span / (0.03 * float(np.diff(data.rates).min()))), 60, 300))
+    return np.asarray(data.low + (np.arange(count) + 0.5) * span / count)
+
+
+def normalised(log_density: Array) -> Array:
+    """exp of `log_density`, scaled to sum 1."""
+    density = np.exp(log_density - log_density.max())
+    return np.asarray(density / density.sum())

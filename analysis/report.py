@@ -1,0 +1,95 @@
+"""`report.html`: one self-contained page. Verdict sentence first, tables second, plots third, then the recommendation's steps.
+
+Owns the page's content; the look is in report.html.j2. Numbers come from the fits; nothing is computed here but layout.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import jinja2
+
+from analysis.plots import figure_lr_curves, figure_over_width
+from analysis.recommend import Recommendation
+from analysis.table import RunTable
+from analysis.transfer import TransferFit
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PREFERRED = "mup"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Best losses at the largest width that all parametrizations share."""
+
+    width: int
+    losses: Mapping[str, float]
+
+    def sentence(self) -> str:
+        """Which parametrization is better there, and by how much."""
+        order = sorted(self.losses, key=lambda kind: self.losses[kind])
+        parts = [f"{kind} {self.losses[kind]:.4f}" for kind in order]
+        text = f"Best validation loss at width {self.width}: {', '.join(parts)} nats per token"
+        if len(order) > 1:
+            text += f"; {order[0]} is better by {self.losses[order[1]] - self.losses[order[0]]:.4f}"
+        return text + "."
+
+
+def compare_losses(fits: Mapping[str, TransferFit]) -> Comparison | None:
+    """Best losses at the largest common width, or None when the parametrizations share none."""
+    by_kind = {kind: {optimum.width: optimum.best_loss for optimum in fit.optima} for kind, fit in fits.items()}
+    common = set.intersection(*(set(losses) for losses in by_kind.values())) if by_kind else set()
+    if not common:
+        return None
+    width = max(common)
+    return Comparison(width, {kind: losses[width] for kind, losses in by_kind.items()})
+
+
+def preferred(fits: Mapping[str, TransferFit]) -> TransferFit:
+    """The fit that a recommendation starts from: muP's when there is one, else the first."""
+    return fits[PREFERRED] if PREFERRED in fits else next(iter(fits.values()))
+
+
+def svg(figure: Figure) -> str:
+    """The figure as an <svg> element."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", bbox_inches="tight", metadata={"Date": None})
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]
+
+
+def write_report(
+    path: Path,
+    title: str,
+    table: RunTable,
+    fits: Mapping[str, TransferFit],
+    recommendation: Recommendation | None,
+    facts: Sequence[tuple[str, str]],
+) -> None:
+    """Write the page to `path`. facts: (name, value) rows about the study: data, model, runs, versions."""
+    from scaling.records import write_atomic
+
+    comparison = compare_losses(fits)
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    page = environment.get_template("report.html.j2").render(
+        title=title,
+        verdicts=[(kind, fit.verdict, fit.sentence()) for kind, fit in fits.items()],
+        comparison=comparison.sentence() if comparison else "",
+        fits=fits,
+        recommendation=recommendation,
+        figures=[
+            ("Loss against learning rate, by width; the optimum and its 90 % interval are marked", svg(figure_lr_curves(table, fits))),
+            ("Best learning rate and best loss against width", svg(figure_over_width(fits))),
+        ],
+        facts=facts,
+        notes=table.notes,
+    )
+    write_atomic(path, page)

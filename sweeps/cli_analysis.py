@@ -1,0 +1,216 @@
+"""Commands that judge finished runs: transfer, recommend, report; and the end of `study`, which does all three."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from scaling.errors import ConfigError, Fault, StudyError
+from sweeps.cli_common import NOT_OK, OK, answer, json_safe
+
+if TYPE_CHECKING:
+    from analysis.recommend import Recommendation
+    from analysis.table import RunTable
+    from analysis.transfer import TransferFit
+    from scaling.config import RunConfig
+    from sweeps.study_dir import Study
+
+Table = Annotated[Path, typer.Argument(help="A study directory or its YAML file, or a CSV/Parquet table of runs.", show_default=False)]
+Columns = Annotated[list[str] | None, typer.Option("--column", help="Name of a column: --column lr=base_lr.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+Target = Annotated[Path | None, typer.Option(help="The large run, as in configs/targets/; default: the study's.", show_default=False)]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("transfer")(transfer_command)
+    app.command("recommend")(recommend_command)
+    app.command("report")(report_command)
+
+
+def transfer_command(
+    table: Table,
+    columns: Columns = None,
+    parametrization: Annotated[str | None, typer.Option(help="Judge only this one.", show_default=False)] = None,
+    slope_tolerance: Annotated[float | None, typer.Option(help="Octaves a doubling; default the study's, or 0.25.")] = None,
+    regret_tolerance: Annotated[float | None, typer.Option(help="Relative loss; default the study's, or 0.01.")] = None,
+    json: Json = False,
+) -> int:
+    """Whether the best learning rate stays as the width grows: slope, regret, verdict, each with an interval."""
+    study = _study_of(table)
+    _, fits = _judge(table, study, columns or (), slope_tolerance, regret_tolerance)
+    if parametrization is not None and parametrization not in fits:
+        raise ConfigError(Fault("--parametrization", f"{parametrization!r} is not in the table", f"choose from: {', '.join(fits)}"))
+    chosen = {parametrization: fits[parametrization]} if parametrization else fits
+    document = {"parametrizations": {kind: fit.to_dict() for kind, fit in chosen.items()}}
+    answer(document, lambda: "\n\n".join(str(fit) for fit in chosen.values()), json)
+    return _exit_code(chosen)
+
+
+def recommend_command(
+    table: Annotated[Path, typer.Argument(help="A study directory or its YAML file.", show_default=False)],
+    target: Target = None,
+    out: Annotated[Path | None, typer.Option(help="Write the large run's config here.", show_default=False)] = None,
+    json: Json = False,
+) -> int:
+    """The config of the large run: every hyperparameter with its derivation, interval and how far it extrapolates."""
+    study = _require_study(table)
+    runs, fits = _judge(table, study, ())
+    recommendation = _recommend(study, fits, target)
+    if recommendation is None:
+        raise ConfigError(Fault("--target", "the study names no target", "give one: --target configs/targets/large.yaml"))
+    if out is not None:
+        write_config_file(out, recommendation)
+    del runs
+    answer(recommendation.to_dict(), lambda: str(recommendation), json)
+    return _exit_code(fits)
+
+
+def report_command(
+    table: Annotated[Path, typer.Argument(help="A study directory or its YAML file.", show_default=False)],
+    target: Target = None,
+    json: Json = False,
+) -> int:
+    """Write report.html in the study directory: verdict, tables, plots, recommendation."""
+    return conclude(_require_study(table), {}, json, target)
+
+
+def conclude(study: Study, document: dict[str, Any], as_json: bool, target: Path | None = None) -> int:
+    """Judge, recommend and write the report of a study; print the verdict first."""
+    from analysis.report import compare_losses, write_report
+    from scaling.records import write_atomic
+
+    table, fits = _judge(study.directory, study, ())
+    recommendation = _recommend(study, fits, target)
+    report = study.directory / "report.html"
+    write_report(report, f"Study {study.config.name}", table, fits, recommendation, _facts(study))
+    comparison = compare_losses(fits)
+    document |= {
+        "study": str(study.directory),
+        "report": str(report),
+        "parametrizations": {kind: fit.to_dict() for kind, fit in fits.items()},
+        "best_losses": {"width": comparison.width, **comparison.losses} if comparison else None,
+        "recommendation": recommendation.to_dict() if recommendation else None,
+    }
+    write_atomic(study.directory / "transfer.json", _dumps({"parametrizations": document["parametrizations"]}))
+    lines = [fit.sentence() for fit in fits.values()]
+    lines += [comparison.sentence()] if comparison else []
+    if recommendation is not None:
+        config = study.directory / "recommended.yaml"
+        write_config_file(config, recommendation)
+        write_atomic(study.directory / "recommendation.json", _dumps(recommendation.to_dict()))
+        lines += ["", str(recommendation).split("\n", 1)[0], *(f"  ! {warning}" for warning in recommendation.warnings)]
+        lines += ["", f"the large run's config:  {config}", f"why, step by step:       mutransfer recommend {study.directory}"]
+    lines.append(f"the report with plots:   {report}")
+    answer(document, "\n".join(lines), as_json)
+    return _exit_code(fits)
+
+
+def write_config_file(path: Path, recommendation: Recommendation) -> None:
+    """The large run as a RunConfig: `mutransfer explain` and `train` take it as it is."""
+    import yaml
+
+    from scaling.records import write_atomic
+
+    head = "# The large run, as recommended. The optimizer's values are those at the base shape; `mutransfer explain` on this file\n"
+    head += "# prints what they become for each tensor. Derivation: recommendation.json, or `mutransfer recommend`.\n"
+    write_atomic(path, head + yaml.safe_dump(recommendation.run.model_dump(mode="json"), sort_keys=False))
+
+
+def _dumps(document: Mapping[str, Any]) -> str:
+    import json
+
+    return json.dumps(json_safe(dict(document)), indent=1, allow_nan=False) + "\n"
+
+
+def _exit_code(fits: Mapping[str, TransferFit]) -> int:
+    from analysis.report import preferred
+
+    return OK if preferred(fits).verdict == "transfers" else NOT_OK
+
+
+def _study_of(path: Path) -> Study | None:
+    """The study at `path`, or None when it is a table."""
+    from sweeps.study_dir import STUDY_FILE, find_study
+
+    is_study = (path.is_dir() and (path / STUDY_FILE).exists()) or path.suffix in (".yaml", ".yml")
+    return find_study(path) if is_study else None
+
+
+def _require_study(path: Path) -> Study:
+    study = _study_of(path)
+    if study is None:
+        raise StudyError(Fault(str(path), "is no study", "give a study directory or its YAML file; `transfer` also takes tables"))
+    return study
+
+
+def _judge(
+    path: Path,
+    study: Study | None,
+    columns: Sequence[str],
+    slope_tolerance: float | None = None,
+    regret_tolerance: float | None = None,
+) -> tuple[RunTable, dict[str, TransferFit]]:
+    from analysis.table import load_table
+    from analysis.transfer import transfer
+
+    mapping = {}
+    for column in columns:
+        name, separator, actual = column.partition("=")
+        if not separator:
+            raise ConfigError(Fault(f"--column {column}", "is not of the form NAME=COLUMN", "for example --column lr=base_lr"))
+        mapping[name] = actual
+    table = load_table(study.directory if study else path, mapping)
+    slope = slope_tolerance or (study.config.tolerances.slope if study else 0.25)
+    regret = regret_tolerance or (study.config.tolerances.regret if study else 0.01)
+    return table, transfer(table, slope_tolerance=slope, regret_tolerance=regret)
+
+
+def _recommend(study: Study, fits: Mapping[str, TransferFit], target_file: Path | None) -> Recommendation | None:
+    from analysis.recommend import Quantity, check_target, recommend
+    from analysis.report import preferred
+    from analysis.target import TargetConfig
+    from scaling.config_file import build, read_yaml
+
+    file = target_file or (Path(study.config.target) if study.config.target else None)
+    if file is None:
+        return None
+    source = read_yaml(file)
+    target = build(TargetConfig, source)
+    fit = preferred(fits)
+    template = _template(study, fit.parametrization)
+    check_target(target, template, lambda key: f"{source.place((key,))}: {key}")
+    losses = {optimum.width: Quantity(optimum.best_loss, optimum.best_loss_interval) for optimum in fit.optima}
+    return recommend(template, fit, target, losses)
+
+
+def _template(study: Study, parametrization: str) -> RunConfig:
+    config = study.config
+    return config.run(parametrization, max(config.widths), config.log2_lr.low, 0)
+
+
+def _facts(study: Study) -> list[tuple[str, str]]:
+    """What a reader must know to judge the numbers."""
+    from scaling.records import read_records
+
+    config, records = study.config, list(read_records(study.directory))
+    model, training, schedule = config.model, config.training, config.schedule
+    versions = sorted({f"torch {record.versions['torch']}, Python {record.versions['python']}" for record in records})
+    return [
+        ("description", config.description or "none"),
+        ("runs", f"{len(records)} finished, {sum(record.loss is None for record in records)} of them diverged"),
+        ("data", f"{config.data.source}, {config.data.tokenizer}, SHA-256 {config.data.sha256}"),
+        ("model", f"depth {model.depth}, context {model.context}, {model.activation}, vocabulary {model.vocab_size}"),
+        ("training", f"{training.steps} steps of {training.batch_size} sequences, {training.precision}"),
+        ("schedule", f"{schedule.kind}, warm-up {schedule.warmup_fraction:g}, decay {schedule.decay_fraction:g}"),
+        ("base width", str(config.base.width)),
+        *((f"init, {kind}", _init_text(settings.init.model_dump())) for kind, settings in config.parametrizations.items()),
+        ("compute", f"{sum(record.flops for record in records):.3g} FLOPs, {sum(record.process_s for record in records):,.0f} core seconds"),
+        ("software", "; ".join(versions)),
+    ]
+
+
+def _init_text(init: Mapping[str, object]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in init.items())

@@ -1,0 +1,153 @@
+"""The rules table: against the mup package, against itself under equivalent forms, and its identities."""
+
+from __future__ import annotations
+
+import math
+
+import mup
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scaling.config import InitConfig, ModelFamily, OptimizerConfig
+from scaling.model import build_model
+from scaling.parametrization import TABLES, at_horizon, forward_rules, formula, horizon_betas, tensor_rules
+from scaling.shapes import transformer_tensors
+from tests.conftest import tiny_run
+
+FULL = ModelFamily(
+    depth=2, head_dim=8, queries_per_kv=2, context=8, vocab_size=32, activation="swiglu", norm_gain=True, qk_norm=True, mlp_ratio=2
+)
+
+
+def test_every_parametrization_has_a_row_for_every_role() -> None:
+    roles = {spec.role for spec in transformer_tensors(FULL.at(32))}
+    for kind, table in TABLES.items():
+        assert set(table) == roles, kind
+
+
+def test_mup_equals_sp_at_the_base_width() -> None:
+    def values(kind: str) -> list[tuple[float, ...]]:
+        rules = tensor_rules(tiny_run(32, kind=kind, family=FULL, init=InitConfig(hidden_std=0.05)))
+        return [(rule.multiplier, rule.lr, rule.weight_decay, rule.eps) for rule in rules]
+
+    assert values("mup") == values("sp")
+    assert forward_rules(tiny_run(32, kind="mup")) == forward_rules(tiny_run(32, kind="sp"))
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    width=st.sampled_from([16, 32, 64, 128]),
+    base=st.sampled_from([16, 32, 64]),
+    activation=st.sampled_from(["gelu", "swiglu"]),
+    decay=st.floats(0.01, 0.3),
+)
+def test_lr_and_decay_agree_with_the_mup_package(width: int, base: int, activation: str, decay: float) -> None:
+    """MuAdamW's groups (Table 8) against ours, tensor by tensor, and MuReadout's multiplier."""
+    family = FULL.model_copy(update={"activation": activation})
+    run = tiny_run(width, family=family, base_width=base, optimizer=OptimizerConfig(lr=0.01, weight_decay=decay))
+    model, rules = build_model(run), {rule.name: rule for rule in tensor_rules(run)}
+    shapes = [build_model(tiny_run(size, family=family, base_width=base)) for size in (base, 2 * base)]
+    mup.set_base_shapes(model, shapes[0], delta=shapes[1], rescale_params=False, do_assert=False)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    groups = mup.MuAdamW(model.parameters(), lr=0.01, weight_decay=decay).param_groups
+    seen = set()
+    for group in groups:
+        for parameter in group["params"]:
+            rule = rules[names[parameter]]
+            seen.add(rule.name)
+            assert group["lr"] == pytest.approx(rule.lr, rel=1e-12), rule.name
+            if not rule.role.endswith("gain"):
+                assert group["weight_decay"] == pytest.approx(rule.weight_decay, rel=1e-12), rule.name
+    assert seen == set(rules)
+    readout = model.readout.weight.infshape
+    assert forward_rules(run).readout == pytest.approx(1 / readout.width_mult())
+
+
+def test_init_std_is_what_the_rules_say() -> None:
+    run = tiny_run(128, family=FULL.model_copy(update={"vocab_size": 512}))
+    parameters = dict(build_model(run).named_parameters())
+    for rule in tensor_rules(run):
+        if math.isnan(rule.init_std):
+            assert bool((parameters[rule.name] == 1).all())
+        else:
+            sampling_error = 4 / math.sqrt(2 * parameters[rule.name].numel())
+            assert parameters[rule.name].std().item() == pytest.approx(rule.init_std, rel=sampling_error), rule.name
+
+
+@pytest.mark.parametrize(("kind", "exponent"), [("mup", -0.5), ("sp", 0.0)])
+def test_constant_hidden_std_follows_its_table(kind: str, exponent: float) -> None:
+    init = InitConfig(hidden_std=0.02)
+    base, wide = (tensor_rules(tiny_run(width, kind=kind, init=init))[1].init_std for width in (32, 128))
+    assert wide / base == pytest.approx(4**exponent)
+
+
+def test_lr_times_decay_is_constant_in_width_under_mup() -> None:
+    def products(width: int) -> list[float]:
+        return [rule.lr * rule.weight_decay for rule in tensor_rules(tiny_run(width, optimizer=OptimizerConfig(weight_decay=0.1)))]
+
+    assert products(128) == pytest.approx(products(32))
+
+
+@pytest.mark.parametrize("theta", [0.25, 2.0, 8.0])
+def test_equivalent_forms_train_bit_identically(theta: float) -> None:
+    """Lemma J.1: A*t, B/t, C/t, E*t, decay*t on the readout leaves every loss unchanged (fp64, t a power of two)."""
+    run = tiny_run(64, optimizer=OptimizerConfig(lr=0.01, weight_decay=0.1, eps=1e-3))
+    tokens = torch.randint(32, (4, 17), generator=torch.Generator().manual_seed(0))
+
+    def losses(theta: float) -> list[float]:
+        model = build_model(run).double()
+        rules = {rule.name: rule for rule in tensor_rules(run)}
+        forms = {name: (theta if name == "readout.weight" else 1.0) for name in rules}
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter /= forms[name]
+        model.rules = type(model.rules)(model.rules.embedding, model.rules.readout * theta, model.rules.attention_scale)
+        groups = [
+            {
+                "params": [parameter],
+                "lr": rules[name].lr / forms[name],
+                "eps": rules[name].eps * forms[name],
+                "weight_decay": rules[name].weight_decay * forms[name],
+            }
+            for name, parameter in model.named_parameters()
+        ]
+        optimizer, history = torch.optim.AdamW(groups, betas=(0.9, 0.95)), []
+        for _ in range(5):
+            loss = torch.nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            history.append(loss.item())
+        return history
+
+    reference = losses(1.0)
+    assert losses(theta) == reference
+    assert reference[-1] < reference[0]
+
+
+def test_attention_scale_is_one_over_sqrt_when_heads_grow_and_one_over_d_when_head_dim_grows() -> None:
+    grown_heads = [forward_rules(tiny_run(width)).attention_scale for width in (32, 128)]
+    assert grown_heads == [1 / math.sqrt(8)] * 2
+    wide_heads = ModelFamily(depth=1, num_heads=4, context=8, vocab_size=32)
+    scales = [forward_rules(tiny_run(width, family=wide_heads)).attention_scale for width in (32, 128)]
+    assert scales == pytest.approx([1 / math.sqrt(8), math.sqrt(8) / 32])
+
+
+def test_horizon_keeps_the_share_of_the_run_that_decay_averages_over() -> None:
+    base = OptimizerConfig(lr=0.01, weight_decay=0.1, eps=1e-8)
+    longer = at_horizon(base, steps_ratio=16)
+    assert (longer.lr, longer.weight_decay, longer.eps) == pytest.approx((0.0025, 0.025, 4e-8))
+    assert longer.lr * longer.weight_decay * 16 == pytest.approx(base.lr * base.weight_decay)
+
+
+def test_betas_refuse_a_batch_that_is_too_large() -> None:
+    assert horizon_betas(OptimizerConfig(beta1=0.9, beta2=0.96), 2.0) == pytest.approx((0.95, 0.98))
+    with pytest.raises(ValueError, match="1 - beta1"):
+        horizon_betas(OptimizerConfig(), 0.05)
+
+
+def test_formula_reads_as_a_person_writes() -> None:
+    assert formula("lr", {"m_in": -1}) == "lr / m_in"
+    assert formula("0.02", {"m_in": -0.5, "m_N": 1}) == "0.02 * m_in^-0.5 * m_N"
