@@ -15,9 +15,9 @@ import numpy as np
 from analysis.posterior import Likelihood
 from analysis.shapes import Array
 
-TYPICAL = 0.003
-"""Centre of the weak prior, relative to the loss; one standard deviation is a factor of e^1.3."""
-TYPICAL_LOG_SD = 1.3
+TYPICAL = 0.005
+"""Centre of the weak prior, relative to the loss; one standard deviation is a factor of 2.5."""
+TYPICAL_LOG_SD = 0.9
 CELL_SPREADS = (0.15, 0.4, 0.9)
 """Standard deviations of log noise between cells that are weighed; seeds of real runs differ by 10x between sizes at worst."""
 
@@ -41,7 +41,7 @@ class NoiseEstimate:
 
 def weak_prior(sigmas: Array, scale: float) -> Array:
     """Log density on the grid when nothing else is known."""
-    return np.asarray(-0.5 * ((np.log(sigmas) - math.log(TYPICAL * abs(scale))) / TYPICAL_LOG_SD) ** 2)
+    return np.asarray(-0.5 * ((np.log(sigmas) - math.log(TYPICAL * max(abs(scale), 1e-9))) / TYPICAL_LOG_SD) ** 2)
 
 
 def evidence(cell: Likelihood) -> Array:

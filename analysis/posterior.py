@@ -46,13 +46,20 @@ class CellData:
 
 
 def mean_losses(log2_lr: Array, loss: Array, block: NDArray[np.int64]) -> Array:
-    """Mean loss of each distinct learning rate, the blocks' levels taken out (additive fit, mean level kept)."""
+    """Mean loss of each distinct learning rate, the blocks' levels taken out."""
+    return additive_fit(log2_lr, loss, block)[0]
+
+
+def additive_fit(log2_lr: Array, loss: Array, block: NDArray[np.int64]) -> tuple[Array, Array]:
+    """Least squares of loss on learning rate plus block: means of the distinct LRs, levels of the blocks (sum 0)."""
     rates, blocks = np.unique(log2_lr), np.unique(block)
     design = (log2_lr[:, None] == rates).astype(float)
     if len(blocks) > 1:
         contrasts = (block[:, None] == blocks).astype(float)
         design = np.hstack([design, contrasts[:, 1:] - contrasts[:, :1]])
-    return np.asarray(np.linalg.lstsq(design, loss, rcond=None)[0][: len(rates)])
+    solution = np.linalg.lstsq(design, loss, rcond=None)[0]
+    levels = solution[len(rates) :]
+    return np.asarray(solution[: len(rates)]), np.concatenate([[-levels.sum()], levels])
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,11 @@ class Reduced:
     cross: Array
     total: float
     log_constant: float
+    level_loss: float
+    """Mean level of the blocks where the curve is 0 everywhere, nats."""
+    level_curve: Array
+    """What a unit of the curve at each learning rate takes off the level."""
+    level_variance: float
 
 
 def reduce_data(data: CellData, sigma: float, rises: Array) -> Reduced:
@@ -73,7 +85,9 @@ def reduce_data(data: CellData, sigma: float, rises: Array) -> Reduced:
     covariance = sigma**2 * np.eye(len(data.loss)) + shared @ shared.T
     precision = np.linalg.inv(covariance)
     information = members.T @ precision @ members
-    projection = precision - precision @ members @ np.linalg.solve(information, members.T @ precision)
+    to_levels = np.linalg.solve(information, members.T @ precision)
+    projection = precision - precision @ members @ to_levels
+    mean_level = to_levels.mean(axis=0)
     # Any level may be taken off; without it the sums cancel.
     loss = data.loss - data.loss.mean()
     log_determinants = np.linalg.slogdet(covariance)[1] + np.linalg.slogdet(information)[1]
@@ -82,12 +96,15 @@ def reduce_data(data: CellData, sigma: float, rises: Array) -> Reduced:
         incidence.T @ projection @ loss,
         float(loss @ projection @ loss),
         -0.5 * float(log_determinants),
+        float(mean_level @ loss + data.loss.mean()),
+        mean_level @ incidence,
+        float(np.linalg.inv(information).mean()),
     )
 
 
 def sigma_grid(scale: float) -> Array:
     """Noise values (nats) that are weighed for losses of size `scale`."""
-    return np.asarray(np.geomspace(SIGMA_RANGE[0], SIGMA_RANGE[1], SIGMA_STEPS) * abs(scale))
+    return np.asarray(np.geomspace(SIGMA_RANGE[0], SIGMA_RANGE[1], SIGMA_STEPS) * max(abs(scale), 1e-9))
 
 
 @dataclass(frozen=True)
@@ -99,6 +116,10 @@ class Likelihood:
     sigmas: Array
     table: Array
     """Shape (optima, shapes, sigmas)."""
+    forms: tuple[Reduced, ...]
+    """One for each noise value."""
+    block_levels: Array
+    """Levels of the blocks (seeds) about their mean, nats."""
 
     def posterior(self, log_prior_sigma: Array) -> Array:
         """Density over the grid, sum 1, under the library's prior weights."""
@@ -112,14 +133,14 @@ def likelihood(data: CellData, sigmas: Array) -> Likelihood:
     optima = _optima(data)
     u = data.rates - optima[:, None]
     curves = np.stack([shape(u) for shape in library()[0]], axis=1).reshape(-1, len(data.rates))
-    means = mean_losses(data.log2_lr, data.loss, data.block)
+    means, levels = additive_fit(data.log2_lr, data.loss, data.block)
+    forms = tuple(reduce_data(data, float(sigma), means - means.min()) for sigma in sigmas)
     table = np.empty((len(curves), len(sigmas)))
-    for index, sigma in enumerate(sigmas):
-        form = reduce_data(data, float(sigma), means - means.min())
+    for index, form in enumerate(forms):
         square = np.maximum(((curves @ form.square) * curves).sum(axis=1), 1e-300)
         gain = curves @ form.cross / np.sqrt(square)
         table[:, index] = form.log_constant - 0.5 * form.total + 0.5 * gain**2 + log_ndtr(gain) - 0.5 * np.log(square)
-    return Likelihood(data, optima, sigmas, table.reshape(len(optima), -1, len(sigmas)))
+    return Likelihood(data, optima, sigmas, table.reshape(len(optima), -1, len(sigmas)), forms, levels)
 
 
 def _optima(data: CellData) -> Array:

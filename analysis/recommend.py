@@ -10,15 +10,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from analysis.loss_by_width import predict_loss
+from analysis.target import TargetConfig
+from analysis.transfer import TransferFit
 from scaling.accounting import flops_per_token, parameter_counts, run_flops
 from scaling.config import ParametrizationConfig, RunConfig
 from scaling.errors import ConfigError, Fault
 from scaling.parametrization import HORIZON_SOURCE, TensorRule, at_horizon, horizon_betas, tensor_rules
 from scaling.schedule import warmup_steps
-
-from analysis.loss_by_width import predict_loss
-from analysis.target import TargetConfig
-from analysis.transfer import TransferFit
 
 Interval = tuple[float, float]
 NO_INTERVAL: Interval = (math.nan, math.nan)

@@ -5,7 +5,7 @@ minimum u = 0, scaled so that the mean of its rises one octave to the left and t
 
     smooth  2 (exp(a u) - a u - 1) / a^2 = u^2 + a u^3 / 3 + ...: the quadratic with a cubic term, but with one minimum for any a
     split   u^2 on the left, r u^2 on the right: curvature that jumps at the bottom
-    corner  a straight slope that turns into a wall: what a curve looks like where training becomes unstable at the optimum
+    corner  a falling slope that turns into a wall: what a curve looks like where training becomes unstable at the optimum
 
 No few points can tell these apart, and they disagree on where the minimum is; weighing them all is what makes the interval of
 an optimum honest. The weights follow measured curves of small transformers: steeper on the right.
@@ -14,7 +14,7 @@ an optimum honest. The weights follow measured curves of small transformers: ste
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -23,13 +23,20 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 Kind = Literal["smooth", "split", "corner"]
 
-WEIGHTS: dict[Kind, float] = {"smooth": 0.5, "split": 0.3, "corner": 0.2}
+KIN = 0.6
+"""Share of cells whose curve looks like that of the other widths of their parametrization."""
+KIN_SPREAD: dict[Kind, float] = {"smooth": 0.25, "split": 0.35, "corner": 0.7}
+WEIGHTS: dict[Kind, float] = {"smooth": 0.45, "split": 0.4, "corner": 0.15}
 SMOOTH_MEAN, SMOOTH_SD = 0.35, 0.45
 """Of a, per octave."""
-SPLIT_MEAN, SPLIT_SD = 0.6, 0.7
+SPLIT_MEAN, SPLIT_SD = 0.8, 0.8
 """Of the log of r."""
 CORNERS = tuple((ratio, rounding) for ratio in (1.0, 2.0, 4.0) for rounding in (0.15, 0.4))
-"""Slope of the wall over the slope on the left, and the width of the turn in octaves."""
+"""Slope of the wall over the slope on the left at the turn, and the width of the turn in octaves."""
+
+
+CORNER_DECAY = 0.3
+"""Per octave: how the slope on the left of a corner levels off."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +59,8 @@ class Shape:
             return _smooth(u, self.parameter)
         if self.kind == "split":
             return np.asarray(u**2 * np.where(u > 0, np.exp(self.parameter), 1.0))
-        ratio, width = np.exp(self.parameter), self.rounding
-        bottom = -width * self.parameter
+        ratio, width = float(np.exp(self.parameter)), self.rounding
+        bottom = _corner_bottom(ratio, width)
         return np.asarray(_corner(u + bottom, ratio, width) - _corner(np.array(bottom), ratio, width))
 
 
@@ -66,10 +73,16 @@ def _smooth(u: Array, a: float) -> Array:
 
 
 def _corner(u: Array, ratio: float, width: float) -> Array:
-    return np.asarray(-u + (1.0 + ratio) * width * np.logaddexp(0.0, u / width))
+    return np.asarray(np.exp(-CORNER_DECAY * u) / CORNER_DECAY + (1.0 + ratio) * width * np.logaddexp(0.0, u / width))
 
 
-@lru_cache(maxsize=1)
+@cache
+def _corner_bottom(ratio: float, width: float) -> float:
+    grid = np.linspace(-2.0, 2.0, 400_001)
+    return float(grid[_corner(grid, ratio, width).argmin()])
+
+
+@cache
 def library() -> tuple[tuple[Shape, ...], Array]:
     """All shapes and the log of their prior weights (which sum to 1)."""
     smooth = [Shape("smooth", float(a)) for a in np.linspace(-0.85, 1.85, 19)]
@@ -86,3 +99,15 @@ def library() -> tuple[tuple[Shape, ...], Array]:
 def _share(total: float, log_weight: list[float]) -> Array:
     weight = np.exp(np.array(log_weight))
     return np.asarray(total * weight / weight.sum())
+
+
+@cache
+def kinship() -> Array:
+    """Probability of a cell's shape (column) given the shape that is typical of its parametrization (row)."""
+    shapes, log_prior = library()
+    parameter = np.array([shape.parameter for shape in shapes])
+    kinds = np.array([shape.kind for shape in shapes])
+    spread = np.array([KIN_SPREAD[shape.kind] for shape in shapes])
+    near = np.exp(-0.5 * ((parameter - parameter[:, None]) / spread[:, None]) ** 2 + log_prior) * (kinds == kinds[:, None])
+    near /= near.sum(axis=1, keepdims=True)
+    return np.asarray(KIN * near + (1.0 - KIN) * np.exp(log_prior))

@@ -188,7 +188,8 @@ def _recommend(study: Study, fits: Mapping[str, TransferFit], target_file: Path 
 
 def _template(study: Study, parametrization: str) -> RunConfig:
     config = study.config
-    return config.run(parametrization, max(config.widths), config.log2_lr.low, 0)
+    kind = next(kind for kind in config.parametrizations if kind == parametrization)
+    return config.run(kind, max(config.widths), config.log2_lr.low, 0)
 
 
 def _facts(study: Study) -> list[tuple[str, str]]:

@@ -77,6 +77,7 @@ class Driver:
         started = time.perf_counter()
         self._queue.recover(self._results)
         self._replan()
+        self._queue.adopt(self._plan, self._results)
         try:
             with _quiet_environment(self._study.runtime.threads):
                 self._work()
@@ -218,7 +219,9 @@ def drive(study_dir: Path, study: StudyConfig, jobs: int, watcher: Watcher, data
             driver = Driver(study_dir, study, jobs, watcher, data)
             return driver.run()
     except KeyboardInterrupt:
-        done = f"{len(driver._results)} of {len(driver._plan)} runs are done and kept" if driver else "no run was started"
+        finished = {record.run_id for record in read_records(study_dir)}
+        plan = driver._plan if driver else []
+        done = f"{sum(planned.run_id in finished for planned in plan)} of {len(plan)} runs are done and kept"
         raise Interrupted(Fault("", f"interrupted: {done}", f"to continue, type: {command}")) from None
     finally:
         lock.close()

@@ -14,7 +14,7 @@ from typing import Literal
 from scaling.accounting import run_flops
 from scaling.config import RunConfig
 from scaling.records import RunRecord
-from sweeps.study import StudyConfig
+from sweeps.study import Kind, StudyConfig
 
 Reason = Literal["grid", "extend", "seed"]
 
@@ -48,9 +48,10 @@ def make_plan(study: StudyConfig, results: Results) -> list[PlannedRun]:
     return sorted(runs, key=lambda planned: -planned.flops)
 
 
-def _cell(study: StudyConfig, kind: str, width: int, results: Results) -> list[PlannedRun]:
+def _cell(study: StudyConfig, kind: Kind, width: int, results: Results) -> list[PlannedRun]:
     """The runs of one cell: the grid; extensions once the grid is done; more seeds once the bracket is."""
     planned: dict[tuple[float, int], PlannedRun] = {}
+    near_seeds = study.parametrizations[kind].near_seeds(study.follow_up)
 
     def add(log2_lr: float, seed: int, reason: Reason) -> None:
         if (log2_lr, seed) not in planned:
@@ -78,7 +79,7 @@ def _cell(study: StudyConfig, kind: str, width: int, results: Results) -> list[P
         best = min(means, key=lambda log2_lr: means[log2_lr])
         for log2_lr in means:
             if abs(log2_lr - best) <= study.follow_up.near_octaves:
-                for seed in range(study.seeds, study.follow_up.seeds_near_best):
+                for seed in range(study.seeds, near_seeds):
                     add(log2_lr, seed, "seed")
     return list(planned.values())
 

@@ -73,8 +73,9 @@ def _growth(study: Study) -> str:
             f"a cell whose best LR has fewer than {follow_up.margin_points} runs on one side gets up to "
             f"{follow_up.max_extensions} more LRs there"
         )
-    if follow_up.seeds_near_best > study.config.seeds:
-        parts.append(f"LRs within {follow_up.near_octaves:g} octaves of a cell's best get {follow_up.seeds_near_best} seeds")
+    for kind, settings in study.config.parametrizations.items():
+        if (seeds := settings.near_seeds(follow_up)) > study.config.seeds:
+            parts.append(f"{kind}: LRs within {follow_up.near_octaves:g} octaves of a cell's best get {seeds} seeds")
     return "; ".join(parts)
 
 

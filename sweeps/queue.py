@@ -6,6 +6,7 @@ loss (infinite when it diverged), or FAIL. The truth about a finished run is its
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -168,6 +169,16 @@ class Queue:
         """Give a claimed run back as failed for `reason`."""
         claim.trial.set_user_attr("failure", reason)
         self._study.tell(claim.trial, state=TrialState.FAIL)
+
+    def adopt(self, plan: Iterable[PlannedRun], results: Mapping[str, RunRecord]) -> int:
+        """Enter runs whose records are there and whose trials are not: finished as their driver was stopped, or brought from elsewhere."""
+        told = {trial.user_attrs["run_id"] for trial in self.trials(TrialState.COMPLETE)}
+        missing = [planned for planned in plan if planned.run_id in results and planned.run_id not in told]
+        self.enqueue(missing, max_attempts=sys.maxsize)
+        order = {planned.run_id: rank for rank, planned in enumerate(missing)}
+        while (claim := self.claim(order)) is not None:
+            self.finish(claim, results[claim.run_id])
+        return len(missing)
 
     def recover(self, results: Mapping[str, RunRecord]) -> int:
         """Settle trials left RUNNING by a driver that died: told from the record when it exists, given back when not.

@@ -27,6 +27,7 @@ from scaling.config import (
     TrainingConfig,
 )
 
+Kind = Literal["sp", "mup"]
 Log2LR = Annotated[float, Field(ge=-40, le=10)]
 
 
@@ -99,6 +100,12 @@ class StudyParametrization(Frozen):
     embedding_multiplier: PositiveFloat = 1.0
     readout_multiplier: PositiveFloat = 1.0
     attention_multiplier: PositiveFloat = 1.0
+    seeds_near_best: Positive | None = None
+    """Instead of follow_up.seeds_near_best: more seeds where the question is close, fewer where it is not."""
+
+    def near_seeds(self, follow_up: FollowUp) -> int:
+        """Seeds for LRs near a cell's best."""
+        return self.seeds_near_best or follow_up.seeds_near_best
 
 
 class TransferTolerances(Frozen):
@@ -117,7 +124,7 @@ class StudyConfig(Frozen):
     description: str = ""
     widths: Annotated[tuple[Positive, ...], Field(min_length=1)]
     log2_lr: LRRange
-    parametrizations: Annotated[dict[Literal["sp", "mup"], StudyParametrization], Field(min_length=1)]
+    parametrizations: Annotated[dict[Kind, StudyParametrization], Field(min_length=1)]
     seeds: Positive = 1
     """Seeds (of initialization and data together) for every LR."""
     follow_up: FollowUp = FollowUp()
@@ -148,12 +155,13 @@ class StudyConfig(Frozen):
             raise ValueError("; ".join(dict.fromkeys(reasons)))
         return self
 
-    def run(self, parametrization: str, width: int, log2_lr: float, seed: int) -> RunConfig:
+    def run(self, parametrization: Kind, width: int, log2_lr: float, seed: int) -> RunConfig:
         """The run at one point of the study."""
-        settings = self.parametrizations[parametrization]  # type: ignore[index]
+        settings = self.parametrizations[parametrization]
+        rules = {"kind": parametrization, **settings.model_dump(exclude={"seeds_near_best"})}
         return RunConfig(
             model=self.model.at(width),
-            parametrization=ParametrizationConfig.model_validate({"kind": parametrization, **settings.model_dump()}),
+            parametrization=ParametrizationConfig.model_validate(rules),
             base=self.base,
             optimizer=self.optimizer.at(log2_lr),
             schedule=self.schedule,

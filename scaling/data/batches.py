@@ -16,14 +16,18 @@ def train_batch(corpus: Corpus, *, step: int, data_seed: int, batch_size: int, c
     """
     generator = np.random.Generator(np.random.Philox(key=[data_seed, step]))
     starts = (generator.random(batch_size) * (len(corpus.train) - context)).astype(np.int64)
-    return corpus.train[starts[:, None] + np.arange(context + 1)].astype(np.int64)
+    places = starts[:, None] + np.arange(context + 1)
+    return np.asarray(corpus.train[places], dtype=np.int64)
 
 
 def validation_batches(corpus: Corpus, *, sequences: int, context: int, batch_size: int = 32) -> Iterator[np.ndarray]:
-    """Evenly spaced windows of the validation part, int64 (up to batch_size, context + 1); fewer when it is small."""
-    last = len(corpus.validation) - context - 1
+    """Evenly spaced windows of the validation part that do not overlap: int64 (up to batch_size, context + 1) each.
+
+    The windows are the same for every run; there are fewer than `sequences` when the part cannot hold so many.
+    """
     sequences = min(sequences, max(len(corpus.validation) // (context + 1), 1))
-    starts = np.linspace(0, last, sequences).astype(np.int64)
+    last = len(corpus.validation) - context - 1
+    starts = np.arange(sequences) * last // max(sequences - 1, 1)
     for first in range(0, sequences, batch_size):
         places = starts[first : first + batch_size, None] + np.arange(context + 1)
-        yield corpus.validation[places].astype(np.int64)
+        yield np.asarray(corpus.validation[places], dtype=np.int64)

@@ -1,36 +1,34 @@
-"""DataConfig -> Corpus: read, split by document, tokenize, cache, check, fingerprint.
+"""DataConfig -> Corpus: find the files, take the tokens from the cache or make them, check, fingerprint.
 
-The cache is keyed by a manifest (names, sizes, modification times, settings), so that a second call reads no text. Entries are
-built aside and renamed into place: complete or absent, also when two processes build at once or one is killed.
+The cache is keyed by a manifest (names, sizes, modification times, settings), so that a second call reads no text.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import platform
-import shutil
-import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from scaling.config import DataConfig, content_hash
-from scaling.data import synthetic, tokenizers
-from scaling.data.documents import read_documents, source_files
-from scaling.errors import DataError, Fault, UserError, raise_all
+from scaling.data import binary, synthetic, tokenizers
+from scaling.data.cache import Entry, Meta, chunks, default_cache, find_or_build, map_tokens, write_tokens
+from scaling.data.documents import SourceFile, read_documents, source_files
+from scaling.data.rows import Document
+from scaling.errors import DataError, Fault, raise_all
 
-CACHE_VERSION = 1
+# Raise it with every change of code that makes other tokens from the same files.
+CACHE_VERSION = 2
 SPLIT_SEED = 0
-_CHUNK = 1 << 24
+_TRAIN, _VALIDATION = "train.bin", "validation.bin"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Corpus:
-    """Tokens ready to train on; the arrays are memory-mapped, so that processes share their pages."""
+    """Tokens ready to train on: one-dimensional arrays, memory-mapped so that processes share their pages."""
 
     train: np.ndarray
     validation: np.ndarray
@@ -40,10 +38,11 @@ class Corpus:
     entropy_floor: float | None
     """Nats per token that no model can beat, where it is known."""
     description: str
+    """One line for people."""
 
 
 def vocabulary_size(config: DataConfig) -> int | None:
-    """The tokenizer's vocabulary, or None for .bin files, which do not say."""
+    """The tokenizer's vocabulary, without reading data; None for .bin files, which do not say."""
     if config.source == "bin":
         return None
     if config.source == "zipf-markov":
@@ -51,203 +50,156 @@ def vocabulary_size(config: DataConfig) -> int | None:
     return 256 if config.tokenizer == "bytes" else config.bpe_vocab_size
 
 
-def prepare(config: DataConfig, *, context: int, vocab_size: int | None = None, cache: Path | None = None) -> Corpus:
-    """The corpus of `config`, checked against a model's `context` and `vocab_size`.
+def prepare(
+    config: DataConfig,
+    *,
+    context: int,
+    vocab_size: int | None = None,
+    cache: Path | None = None,
+    config_dir: Path | None = None,
+) -> Corpus:
+    """The corpus of `config`, checked against a model's `context` (tokens) and `vocab_size`.
 
-    Raises DataError for a corpus that is missing, empty, too short, over its vocabulary, or not the one pinned by `sha256`.
+    Relative paths are taken from `config_dir`, by default the current folder. `cache` is by default that of `default_cache`.
+    Raises DataError for a corpus that is missing, empty, too short, over its vocabulary, or not the one pinned by `sha256`, and
+    for a cache that cannot be written; MissingExtra for Parquet without pyarrow and BPE without tokenizers.
     """
-    corpus = _bin_corpus(config, vocab_size) if config.source == "bin" else _cached(config, cache or default_cache())
-    faults = [*_length_faults(corpus, context), *_vocabulary_faults(corpus, vocab_size), *_pin_faults(corpus, config)]
-    raise_all(faults, DataError)
-    return corpus
-
-
-def default_cache() -> Path:
-    """$MUTRANSFER_CACHE, else mutransfer/ in $XDG_CACHE_HOME or ~/.cache."""
-    if os.environ.get("MUTRANSFER_CACHE"):
-        return Path(os.environ["MUTRANSFER_CACHE"])
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mutransfer"
-
-
-def _cached(config: DataConfig, cache: Path) -> Corpus:
-    entry = cache / _cache_key(config)
-    corpus = _load(entry, config)
-    if corpus is not None:
-        return corpus
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        building = Path(tempfile.mkdtemp(prefix=".building-", dir=cache))
-    except OSError as error:
-        raise _cache_fault(cache, error) from None
-    try:
-        _build(config, building)
-        _replace(building, entry)
-    except UserError:
-        raise
-    except OSError as error:
-        raise _cache_fault(cache, error) from None
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
-    corpus = _load(entry, config)
-    assert corpus is not None, f"the cache entry just built at {entry} cannot be read"
-    return corpus
-
-
-def _cache_fault(cache: Path, error: OSError) -> DataError:
-    cure = "set MUTRANSFER_CACHE to a folder with space that you may write to"
-    return DataError(Fault(str(cache), f"the token cache cannot be written: {error.strerror or error}", cure))
-
-
-def _cache_key(config: DataConfig) -> str:
-    settings = config.model_dump(mode="json", exclude={"sha256", "paths", "train_bin", "validation_bin"})
-    manifest: dict[str, Any] = {"version": CACHE_VERSION, "settings": settings}
-    if config.source == "stdlib":
-        manifest["python"] = platform.python_version()
-    if config.source != "zipf-markov":
-        stats = [(name, str(path), path.stat()) for name, path in source_files(config)]
-        manifest["files"] = [(name, path, stat.st_size, stat.st_mtime_ns) for name, path, stat in stats]
-    return content_hash(manifest, digits=24)
-
-
-def _replace(building: Path, entry: Path) -> None:
-    """Put the finished entry in its place; another process may have been faster, and its entry is as good."""
-    try:
-        building.rename(entry)
-    except OSError:
-        if _meta(entry) is None:
-            shutil.rmtree(entry, ignore_errors=True)
-            building.rename(entry)
-
-
-def _build(config: DataConfig, folder: Path) -> None:
-    """Write train.npy, validation.npy and, last, meta.json."""
-    if config.source == "zipf-markov":
-        train, validation, description = _synthetic_parts(config)
+    cache = default_cache() if cache is None else cache
+    if config.source == "bin":
+        corpus = _bin_corpus(config, cache, vocab_size, config_dir)
+    elif config.source == "zipf-markov":
+        corpus = _synthetic_corpus(config, cache)
     else:
-        train, validation, description = _document_parts(config, folder)
-    np.save(folder / "train.npy", train)
-    np.save(folder / "validation.npy", validation)
-    vocabulary = vocabulary_size(config)
-    assert vocabulary is not None, "only .bin corpora have no vocabulary of their own"
-    meta = {
-        "vocab_size": vocabulary,
-        "sha256": fingerprint(train, validation, vocabulary),
-        "description": description,
-        "sizes": [(folder / name).stat().st_size for name in ("train.npy", "validation.npy")],
-    }
-    (folder / "meta.json").write_text(json.dumps(meta))
-
-
-def _synthetic_parts(config: DataConfig) -> tuple[np.ndarray, np.ndarray, str]:
-    held_out = max(int(config.synthetic_tokens * config.validation_fraction), 1)
-    walks = [
-        synthetic.generate(tokens, config.synthetic_vocab, config.synthetic_zipf, seed)
-        for seed, tokens in enumerate((config.synthetic_tokens, held_out))
-    ]
-    floor = synthetic.entropy_floor(config.synthetic_vocab, config.synthetic_zipf)
-    return walks[0], walks[1], f"Zipf-Markov chain over {config.synthetic_vocab} tokens, entropy {floor:.4f} nats per token"
-
-
-def _document_parts(config: DataConfig, folder: Path) -> tuple[np.ndarray, np.ndarray, str]:
-    documents = list(read_documents(config))
-    where = "data.paths" if config.paths else "data.source"
-    if not documents:
-        raise DataError(Fault(where, f"the corpus is empty ({', '.join(config.paths) or config.source})", "give files with text"))
-    if len(documents) == 1:
-        cure = "give at least two files or lines, one of which is held out"
-        raise DataError(Fault(where, f"the corpus is one document ({documents[0][0]}) and cannot be split by document", cure))
-    documents.sort(key=lambda document: document[0])
-    order = np.random.default_rng(SPLIT_SEED).permutation(len(documents))
-    held_out = min(max(round(len(documents) * config.validation_fraction), 1), len(documents) - 1)
-    parts = [[documents[place][1] for place in places] for places in (order[:-held_out], order[-held_out:])]
-    if config.tokenizer == "bytes":
-        arrays = [tokenizers.encode_bytes(part) for part in parts]
-    else:
-        tokenizer = tokenizers.train_bpe(parts[0], config.bpe_vocab_size, folder / "tokenizer.json")
-        arrays = [tokenizers.encode_bpe(tokenizer, part, config.bpe_vocab_size) for part in parts]
-    tokenizer_name = "bytes" if config.tokenizer == "bytes" else f"BPE of {config.bpe_vocab_size}"
-    description = f"{config.source}: {len(documents):,} documents, {held_out} held out, "
-    description += f"{len(arrays[0]):,} + {len(arrays[1]):,} tokens ({tokenizer_name})"
-    return arrays[0], arrays[1], description
+        corpus = _document_corpus(config, cache, config_dir)
+    raise_all(
+        [*_length_faults(corpus, config, context), *_vocabulary_faults(corpus, vocab_size), *_pin_faults(corpus, config)],
+        DataError,
+    )
+    return corpus
 
 
 def fingerprint(train: np.ndarray, validation: np.ndarray, vocab_size: int) -> str:
     """SHA-256 of what training sees: the tokens, whatever type holds them, and the vocabulary's size."""
     digest = hashlib.sha256(f"{vocab_size} {len(train)} {len(validation)}".encode())
     for array in (train, validation):
-        for first in range(0, len(array), _CHUNK):
-            digest.update(np.ascontiguousarray(array[first : first + _CHUNK], dtype="<u4").data)
+        for chunk in chunks(array):
+            digest.update(np.ascontiguousarray(chunk, dtype="<u4").data)
     return digest.hexdigest()
 
 
-def _meta(entry: Path) -> dict[str, Any] | None:
-    """The entry's meta data when the entry is whole."""
-    try:
-        meta: dict[str, Any] = json.loads((entry / "meta.json").read_text())
-        sizes = [(entry / name).stat().st_size for name in ("train.npy", "validation.npy")]
-    except (OSError, ValueError):
-        return None
-    return meta if meta.get("sizes") == sizes else None
+def _bin_corpus(config: DataConfig, cache: Path, vocab_size: int | None, config_dir: Path | None) -> Corpus:
+    files = binary.bin_files(config, vocab_size, config_dir)
+    train, validation = arrays = binary.map_bin(files, config.dtype)
+    assert vocab_size is not None, "bin_files refuses to go without"
+
+    def build(folder: Path) -> Meta:
+        del folder
+        binary.check_tokens(files, arrays, vocab_size)
+        description = f"bin: {len(train):,} + {len(validation):,} tokens ({config.dtype})"
+        return Meta(vocab_size=vocab_size, sha256=fingerprint(train, validation, vocab_size), description=description, arrays={})
+
+    meta = find_or_build(cache, _cache_key(config, {"dtype"}, files, vocab_size), build).meta
+    return Corpus(train, validation, vocab_size, meta.sha256, None, meta.description)
 
 
-def _load(entry: Path, config: DataConfig) -> Corpus | None:
-    meta = _meta(entry)
-    if meta is None:
-        return None
-    train, validation = (np.load(entry / name, mmap_mode="r") for name in ("train.npy", "validation.npy"))
-    synthetic_source = config.source == "zipf-markov"
-    floor = synthetic.entropy_floor(config.synthetic_vocab, config.synthetic_zipf) if synthetic_source else None
-    return Corpus(train, validation, meta["vocab_size"], meta["sha256"], floor, meta["description"])
+def _synthetic_corpus(config: DataConfig, cache: Path) -> Corpus:
+    vocab, exponent = config.synthetic_vocab, config.synthetic_zipf
+    floor = synthetic.entropy_floor(vocab, exponent)
+
+    def build(folder: Path) -> Meta:
+        held_out = max(round(config.synthetic_tokens * config.validation_fraction), 1)
+        walks = [
+            [synthetic.generate(tokens, vocab, exponent, seed)] for seed, tokens in enumerate((config.synthetic_tokens, held_out))
+        ]
+        about = f"zipf-markov: {vocab} tokens, exponent {exponent:g}, entropy {floor:.4f} nats per token"
+        return _store(folder, walks[0], walks[1], vocab, about)
+
+    fields = {"synthetic_tokens", "synthetic_vocab", "synthetic_zipf", "validation_fraction"}
+    return _from_entry(find_or_build(cache, _cache_key(config, fields), build), floor)
 
 
-def _bin_corpus(config: DataConfig, vocab_size: int | None) -> Corpus:
-    """nanoGPT's .bin files: nothing but tokens, so that their type and vocabulary are taken on trust and then checked."""
-    assert vocab_size is not None, "configs with source bin carry model.vocab_size"
-    largest = int(np.iinfo(config.dtype).max)
+def _document_corpus(config: DataConfig, cache: Path, config_dir: Path | None) -> Corpus:
+    files = source_files(config, config_dir)
+
+    def build(folder: Path) -> Meta:
+        if config.tokenizer == "bpe":
+            # Said before a large corpus is read.
+            tokenizers.bpe_library()
+        documents = read_documents(config, files)
+        train, validation = _split(config, documents)
+        counts = f"{len(documents):,} documents in {len(files):,} files, {len(validation):,} held out"
+        if config.tokenizer == "bytes":
+            encoded = [tokenizers.encode_bytes(part) for part in (train, validation)]
+            return _store(folder, encoded[0], encoded[1], 256, f"{config.source}: {counts}, bytes")
+        vocab = config.bpe_vocab_size
+        tokenizer = tokenizers.train_bpe(train, vocab)
+        (folder / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
+        encoded = [tokenizers.encode_bpe(tokenizer, part, vocab) for part in (train, validation)]
+        return _store(folder, encoded[0], encoded[1], vocab, f"{config.source}: {counts}, BPE of {vocab}")
+
+    fields = {"tokenizer", "validation_fraction"} | ({"bpe_vocab_size"} if config.tokenizer == "bpe" else set())
+    fields |= {"field"} if config.source in ("jsonl", "parquet") else set()
+    return _from_entry(find_or_build(cache, _cache_key(config, fields, files), build))
+
+
+def _split(config: DataConfig, documents: list[Document]) -> tuple[list[bytes], list[bytes]]:
+    """Texts to train on and texts held out, by whole documents in an order that depends on their names alone."""
+    where = "data.paths" if config.paths else "data.source"
+    if not documents:
+        no_sources = "install Python with its sources, or choose another data.source"
+        cure = no_sources if config.source == "stdlib" else "give files with text"
+        raise DataError(Fault(where, f"the corpus is empty ({', '.join(config.paths) or config.source})", cure))
+    if len(documents) == 1:
+        what = f"the corpus is one document ({documents[0].name}), and validation text is held out by whole documents"
+        raise DataError(Fault(where, what, "split it: give at least two files, lines or rows"))
+    documents = sorted(documents)
+    order = np.random.default_rng(SPLIT_SEED).permutation(len(documents))
+    held_out = min(max(round(len(documents) * config.validation_fraction), 1), len(documents) - 1)
+    texts = [documents[place].text for place in order]
+    return texts[:-held_out], texts[-held_out:]
+
+
+def _store(folder: Path, train: Iterable[np.ndarray], validation: Iterable[np.ndarray], vocab: int, about: str) -> Meta:
+    """Write both parts into `folder` and say what they are."""
+    parts = {_TRAIN: train, _VALIDATION: validation}
+    stored = {name: write_tokens(folder / name, part, tokenizers.smallest_dtype(vocab)) for name, part in parts.items()}
+    description = f"{about}; {stored[_TRAIN].tokens:,} + {stored[_VALIDATION].tokens:,} tokens"
+    arrays = map_tokens(folder, stored)
+    sha256 = fingerprint(arrays[_TRAIN], arrays[_VALIDATION], vocab)
+    return Meta(vocab_size=vocab, sha256=sha256, description=description, arrays=stored)
+
+
+def _from_entry(entry: Entry, floor: float | None = None) -> Corpus:
+    meta = entry.meta
+    return Corpus(entry.arrays[_TRAIN], entry.arrays[_VALIDATION], meta.vocab_size, meta.sha256, floor, meta.description)
+
+
+def _cache_key(config: DataConfig, fields: set[str], files: Iterable[SourceFile] = (), vocab_size: int | None = None) -> str:
+    """A hash of all that decides which tokens come out."""
+    manifest = {
+        "version": CACHE_VERSION,
+        "settings": config.model_dump(mode="json", include={"source", *fields}),
+        "files": [(file.name, str(file.path), file.size, file.mtime_ns) for file in files],
+        "vocab_size": vocab_size,
+        "python": platform.python_version() if config.source == "stdlib" else None,
+    }
+    return content_hash(manifest, digits=24)
+
+
+def _length_faults(corpus: Corpus, config: DataConfig, context: int) -> list[Fault]:
+    more = {"zipf-markov": "raise data.synthetic_tokens", "bin": "write more tokens"}.get(config.source, "give more text")
+    place = {"zipf-markov": "data.synthetic_tokens", "stdlib": "data.source"}.get(config.source, "data.paths")
     faults = []
-    if vocab_size - 1 > largest:
-        cure = "set data.dtype to the type that the file was written with"
-        faults.append(Fault("model.vocab_size", f"{vocab_size} tokens do not fit in {config.dtype} (at most {largest + 1})", cure))
-    arrays = {}
-    for key, name in (("train_bin", config.train_bin), ("validation_bin", config.validation_bin)):
-        try:
-            arrays[key] = _read_bin(key, name, config.dtype)
-        except DataError as error:
-            faults += error.faults
-    for key, array in arrays.items():
-        top = max((int(array[first : first + _CHUNK].max()) for first in range(0, len(array), _CHUNK)), default=0)
-        if top >= vocab_size:
-            cure = f"set model.vocab_size to at least {top + 1}, or data.dtype to the type that the file was written with"
-            faults.append(Fault(f"data.{key}", f"holds token {top}, the vocabulary has {vocab_size}", cure))
-    raise_all(faults, DataError)
-    train, validation = arrays["train_bin"], arrays["validation_bin"]
-    description = f"bin: {len(train):,} + {len(validation):,} tokens ({config.dtype})"
-    return Corpus(train, validation, vocab_size, fingerprint(train, validation, vocab_size), None, description)
-
-
-def _read_bin(key: str, name: str | None, dtype: str) -> np.ndarray:
-    where = f"data.{key}"
-    if name is None:
-        raise DataError(Fault(where, "is needed with source bin", f"{key}: path/to/file.bin"))
-    path = Path(name)
-    if not path.is_file():
-        raise DataError(Fault(where, f"{path}: no such file"))
-    size, item = path.stat().st_size, np.dtype(dtype).itemsize
-    if size == 0 or size % item:
-        cure = "set data.dtype to the type that the file was written with"
-        raise DataError(Fault(where, f"{path}: {size} bytes are {'no tokens' if size == 0 else f'no whole number of {dtype}'}", cure))
-    return np.memmap(path, dtype=dtype, mode="r")
-
-
-def _length_faults(corpus: Corpus, context: int) -> list[Fault]:
-    faults = []
-    for part, array in (("training", corpus.train), ("validation", corpus.validation)):
-        if len(array) < context + 1:
-            cure = f"set model.context to at most {len(array) - 1}, or give more text"
-            if part == "validation":
-                cure += ", or hold out more: data.validation_fraction"
-            what = f"the {part} part has {len(array)} tokens, a context of {context} needs {context + 1}"
-            faults.append(Fault("data", what, cure if len(array) > 2 else "give more text"))
+    for part, key, array in (("training", "train_bin", corpus.train), ("validation", "validation_bin", corpus.validation)):
+        if len(array) > context:
+            continue
+        cures = [f"set model.context to at most {len(array) - 1}"] if len(array) > 2 else []
+        cures.append(more)
+        if config.source != "bin":
+            cures.append(f"{'raise' if part == 'validation' else 'lower'} data.validation_fraction")
+        where = f"data.{key}" if config.source == "bin" else place
+        what = f"the {part} part has {len(array)} tokens, and a context of {context} needs {context + 1}"
+        faults.append(Fault(where, what, " or ".join(cures)))
     return faults
 
 
@@ -262,7 +214,7 @@ def _pin_faults(corpus: Corpus, config: DataConfig) -> list[Fault]:
     if config.sha256 in (None, corpus.sha256):
         return []
     what = f"the corpus has SHA-256 {corpus.sha256}, the config pins {config.sha256}"
-    cure = "restore the corpus, or make a new study of the changed one"
+    cure = "restore the data, or remove data.sha256 to train on the data as they are now"
     if config.source == "stdlib":
-        cure += " (another Python version has another standard library)"
+        cure += "; another Python version or build has another standard library"
     return [Fault("data.sha256", what, cure)]

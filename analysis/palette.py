@@ -1,0 +1,25 @@
+"""Colours of the plots: safe for colour-blind readers, and dark enough for white paper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+PARAMETRIZATION_COLOURS = {"mup": "#0072B2", "sp": "#D55E00"}
+OTHER_COLOURS = ("#009E73", "#CC79A7", "#56B4E9", "#000000")
+GREY = "#666666"
+
+
+def sequential(count: int) -> list[tuple[float, float, float, float]]:
+    """`count` colours from light to dark for ordered levels, out of viridis without its palest fifth."""
+    from matplotlib import colormaps
+
+    viridis = colormaps["viridis"]
+    if count == 1:
+        return [viridis(0.35)]
+    return [viridis(0.82 - 0.77 * index / (count - 1)) for index in range(count)]
+
+
+def for_parametrizations(names: Sequence[str]) -> dict[str, str]:
+    """One colour a parametrization; mup and sp keep theirs in every plot."""
+    others = iter(OTHER_COLOURS * (1 + len(names) // len(OTHER_COLOURS)))
+    return {name: PARAMETRIZATION_COLOURS.get(name) or next(others) for name in names}
