@@ -202,7 +202,9 @@ class _Derivation:
         value = f"width {self.model.width}, depth {self.model.depth}, {self.model.heads} heads of {self.model.head_size}, "
         value += f"{counts.total:,} parameters ({counts.non_embedding:,} without embeddings)"
         ratio = self.model.width / self.template.base.width
-        self.steps.append(Step("Shape", f"m_N = {self.model.width} / {self.template.base.width} = {ratio:g}", value, "the target file"))
+        self.steps.append(
+            Step("Shape", f"m_N = {self.model.width} / {self.template.base.width} = {ratio:g}", value, "the target file")
+        )
 
     def _base_lr(self) -> Quantity:
         """The optimum of the largest measured width, and an interval that lets the measured slope go on to the target."""
@@ -270,7 +272,9 @@ class _Derivation:
         lrs = {rule.role: rule for rule in reversed(rules)}
         for role, rule in reversed(lrs.items()):
             value = f"LR {rule.lr:.3g}, multiplier {rule.multiplier:.3g}, eps {rule.eps:.2g}, lr * weight decay "
-            value += f"{rule.lr * rule.weight_decay:.2g}, init std {'ones' if math.isnan(rule.init_std) else f'{rule.init_std:.3g}'}"
+            value += (
+                f"{rule.lr * rule.weight_decay:.2g}, init std {'ones' if math.isnan(rule.init_std) else f'{rule.init_std:.3g}'}"
+            )
             parts = (f"LR = {rule.formulas['lr']}", f"A = {rule.formulas['multiplier']}", f"std = {rule.formulas['init_std']}")
             self.steps.append(Step(f"{role} tensors, {rule.name} first", ", ".join(parts), value, rule.source))
 
@@ -278,7 +282,9 @@ class _Derivation:
         schedule, optimizer, steps = run.schedule, run.optimizer, run.training.steps
         same = "as in the study"
         value = f"{steps:,} steps of {self.batch_tokens:,} tokens"
-        self.steps.append(Step("Steps and batch", f"{self.target.tokens:,} tokens / {self.batch_tokens:,}", value, "the target file"))
+        self.steps.append(
+            Step("Steps and batch", f"{self.target.tokens:,} tokens / {self.batch_tokens:,}", value, "the target file")
+        )
         fraction = f"warm-up {schedule.warmup_fraction:g} of the steps"
         value = f"{warmup_steps(schedule, steps):,} steps of warm-up, then {schedule.kind}"
         value += f" (decay over the last {schedule.decay_fraction:g})" if schedule.kind == "wsd" else ""
@@ -290,19 +296,27 @@ class _Derivation:
 
     def _predicted_loss(self) -> Quantity:
         if abs(self.tokens_ratio - 1) > 0.01 or self.model.depth != self.template.model.depth:
-            self.warnings.append("no loss is predicted: the study measured one token budget and depth, and the target has another")
+            self.warnings.append(
+                "no loss is predicted: the study measured one token budget and depth, and the target has another"
+            )
             return Quantity(math.nan)
         prediction = predict_loss({width: loss.value for width, loss in self.losses.items()}, self.model.width)
         quantity = Quantity(prediction.value, prediction.interval)
         value = f"{quantity.value:.3f} in [{quantity.interval[0]:.3f}, {quantity.interval[1]:.3f}] nats per token"
-        self.steps.append(Step("Predicted loss", prediction.formula, value, "this study's best losses by width", prediction.assumption))
+        self.steps.append(
+            Step("Predicted loss", prediction.formula, value, "this study's best losses by width", prediction.assumption)
+        )
         return quantity
 
     def _wrong_lr(self, lr: Quantity) -> dict[str, float]:
         costs = {f"x{factor:g}": self.fit.cost_at(self.largest.width, math.log2(factor)) for factor in (0.5, 2.0)}
-        text = ", ".join(f"{name}: {cost:+.3f} nats" if math.isfinite(cost) else f"{name}: not measured" for name, cost in costs.items())
+        text = ", ".join(
+            f"{name}: {cost:+.3f} nats" if math.isfinite(cost) else f"{name}: not measured" for name, cost in costs.items()
+        )
         formula = f"loss curve of width {self.largest.width}, read an octave off its optimum"
-        self.steps.append(Step(f"What a wrong LR costs (LR {lr.value:.3g})", formula, text, "this study", "the curve keeps its shape"))
+        self.steps.append(
+            Step(f"What a wrong LR costs (LR {lr.value:.3g})", formula, text, "this study", "the curve keeps its shape")
+        )
         return costs
 
     def _time(self, run: RunConfig) -> None:

@@ -6,15 +6,18 @@ Owns the page's content; the look is in report.html.j2. Numbers come from the fi
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import jinja2
+from markupsafe import Markup, escape
 
 from analysis.plots import figure_lr_curves, figure_over_width
 from analysis.recommend import Recommendation
+from analysis.results import interval_text, number
 from analysis.table import RunTable
 from analysis.transfer import TransferFit
 
@@ -64,6 +67,11 @@ def svg(figure: Figure) -> str:
     return text[text.index("<svg") :]
 
 
+def powers(text: str) -> Markup:
+    """2^-7.5 as a superscript, the rest escaped."""
+    return Markup(re.sub(r"\^\{?(-?[\d.]*\d|\[[^\]]*\])\}?", r"<sup>\1</sup>", str(escape(text))))
+
+
 def write_report(
     path: Path,
     title: str,
@@ -79,6 +87,7 @@ def write_report(
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
     )
+    environment.filters |= {"number": number, "interval": interval_text, "powers": powers}
     page = environment.get_template("report.html.j2").render(
         title=title,
         verdicts=[(kind, fit.verdict, fit.sentence()) for kind, fit in fits.items()],
@@ -86,7 +95,10 @@ def write_report(
         fits=fits,
         recommendation=recommendation,
         figures=[
-            ("Loss against learning rate, by width; the optimum and its 90 % interval are marked", svg(figure_lr_curves(table, fits))),
+            (
+                "Loss against learning rate, by width; the optimum and its 90 % interval are marked",
+                svg(figure_lr_curves(table, fits)),
+            ),
             ("Best learning rate and best loss against width", svg(figure_over_width(fits))),
         ],
         facts=facts,

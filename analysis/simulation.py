@@ -90,7 +90,9 @@ class Design:
     """Standard deviation of true optima about their line, octaves; only for verdicts."""
 
     def __str__(self) -> str:
-        return f"{self.points} LRs at {self.spacing:g} octave, {self.seeds} seed(s), noise {self.noise:g}, scatter {self.scatter:g}"
+        return (
+            f"{self.points} LRs at {self.spacing:g} octave, {self.seeds} seed(s), noise {self.noise:g}, scatter {self.scatter:g}"
+        )
 
 
 def simulate(truth: Truth, optima: Sequence[float], design: Design, random: np.random.Generator) -> RunTable:

@@ -178,9 +178,7 @@ class ScheduleConfig(Frozen):
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
         if self.kind == "wsd" and self.warmup_fraction + self.decay_fraction > 1:
-            raise ValueError(
-                f"warmup_fraction {self.warmup_fraction} and decay_fraction {self.decay_fraction} together exceed 1"
-            )
+            raise ValueError(f"warmup_fraction {self.warmup_fraction} and decay_fraction {self.decay_fraction} together exceed 1")
         return self
 
 

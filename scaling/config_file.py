@@ -60,7 +60,7 @@ def read_yaml(path: Path) -> ConfigSource:
         raise ConfigError(Fault(str(path), f"cannot be read: {error}")) from None
     try:
         node = yaml.compose(text, Loader=_Loader)
-        values = yaml.load(text, Loader=_Loader)  # noqa: S506 (a SafeLoader)
+        values = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
@@ -105,7 +105,7 @@ def apply_overrides(source: ConfigSource, overrides: Sequence[str]) -> None:
             if not isinstance(target, dict):
                 raise ConfigError(Fault(where, f"{part!r} holds a value, not keys"))
         try:
-            target[path[-1]] = yaml.load(text, Loader=_Loader)  # noqa: S506 (a SafeLoader)
+            target[path[-1]] = yaml.load(text, Loader=_Loader)
         except yaml.YAMLError as error:
             raise ConfigError(Fault(where, f"the value is not YAML: {error}")) from None
         for length in range(1, len(path) + 1):

@@ -57,9 +57,7 @@ class MissingExtra(UserError):
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
         self.package, self.extra, self.purpose = package, extra, purpose
-        super().__init__(
-            Fault("", f"{purpose} needs the package {package!r}", f"pip install 'mutransfer[{extra}]'")
-        )
+        super().__init__(Fault("", f"{purpose} needs the package {package!r}", f"pip install 'mutransfer[{extra}]'"))
 
     def __reduce__(self) -> tuple[type[UserError], tuple[str, str, str]]:  # type: ignore[override]
         return type(self), (self.package, self.extra, self.purpose)

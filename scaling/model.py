@@ -53,9 +53,7 @@ class Attention(nn.Module):
         q_BHTD = rotate(self.query_norm(q_BTHD), cos, sin).transpose(1, 2)
         k_BKTD = rotate(self.key_norm(k_BTKD), cos, sin).transpose(1, 2)
         grouped = self.kv_heads != self.heads
-        mixed_BHTD = F.scaled_dot_product_attention(
-            q_BHTD, k_BKTD, v_BKTD, is_causal=True, scale=self.scale, enable_gqa=grouped
-        )
+        mixed_BHTD = F.scaled_dot_product_attention(q_BHTD, k_BKTD, v_BKTD, is_causal=True, scale=self.scale, enable_gqa=grouped)
         out: Tensor = self.output(mixed_BHTD.transpose(1, 2).reshape(batch, context, -1))
         return out
 

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from scaling.config import InitConfig, ModelConfig, OptimizerConfig, ParametrizationConfig, RunConfig
+from scaling.config import InitConfig, OptimizerConfig, ParametrizationConfig, RunConfig
 from scaling.shapes import Role, TensorSpec, transformer_tensors
 
 Ratio = Literal["m_in", "m_out", "m_N"]
@@ -76,6 +76,7 @@ TABLES: Mapping[str, Mapping[Role, Row]] = {
         "readout": Row(f"{_TP5}; eps: Lemma J.1 applied to {_EPS}", multiplier={"m_N": -1}, eps={"m_N": -1}),
     },
 }
+
 
 def value(powers: Powers, ratios: Mapping[Ratio, float]) -> float:
     """The product of ratios to their powers."""

@@ -58,9 +58,7 @@ def block_tensors(model: ModelConfig, layer: int) -> list[TensorSpec]:
     if model.activation == "swiglu":
         tensors.insert(5, _matrix(f"{prefix}mlp.gate.weight", width, model.mlp_width))
     if model.qk_norm:
-        tensors += [
-            _gain(f"{prefix}attention.{part}_norm.weight", model.head_size, "qk_gain") for part in ("query", "key")
-        ]
+        tensors += [_gain(f"{prefix}attention.{part}_norm.weight", model.head_size, "qk_gain") for part in ("query", "key")]
     if model.norm_gain:
         tensors += [_gain(f"{prefix}{part}_norm.weight", width, "block_gain") for part in ("attention", "mlp")]
     return tensors

@@ -89,11 +89,11 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         micro = self.run.training.micro_batch_size or len(tokens)
         total = 0.0
-        for part in tokens.split(micro):
+        for part in torch.split(tokens, micro):
             # Every micro-batch has the same number of tokens, so the mean of means is the mean.
             with self._autocast():
                 loss = self._loss(part) * (len(part) / len(tokens))
-            self.scaler.scale(loss).backward()
+            torch.autograd.backward(self.scaler.scale(loss))
             total += float(loss.detach())
         return total
 
@@ -102,7 +102,9 @@ class Trainer:
         """Mean loss over the validation windows, nats per token."""
         total, count = 0.0, 0
         sequences = self.run.training.validation_sequences
-        for tokens in validation_batches(self.corpus, sequences=sequences, context=self.run.model.context, batch_size=VALIDATION_BATCH):
+        for tokens in validation_batches(
+            self.corpus, sequences=sequences, context=self.run.model.context, batch_size=VALIDATION_BATCH
+        ):
             with self._autocast():
                 loss = self.model.loss(torch.from_numpy(tokens).to(self.device), reduction="sum")
             total += float(loss)
@@ -216,9 +218,7 @@ def _finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _record(
-    run: RunConfig, state: _State, loss: float | None, data_sha256: str, started_at: str, resumed_from: int
-) -> RunRecord:
+def _record(run: RunConfig, state: _State, loss: float | None, data_sha256: str, started_at: str, resumed_from: int) -> RunRecord:
     return RunRecord(
         run_id=run.run_id,
         status="diverged" if state.diverged else "complete",

@@ -14,7 +14,18 @@ import typer
 
 from scaling.errors import ConfigError, Fault, StudyError, UserError
 from sweeps import cli_analysis, cli_run
-from sweeps.cli_common import DOTTED, NOT_OK, OK, WRONG_USE, answer, command_line, messages, overrides, report_error, stop_on_sigterm
+from sweeps.cli_common import (
+    DOTTED,
+    NOT_OK,
+    OK,
+    WRONG_USE,
+    answer,
+    command_line,
+    messages,
+    overrides,
+    report_error,
+    stop_on_sigterm,
+)
 
 if TYPE_CHECKING:
     from sweeps.driver import Outcome

@@ -18,10 +18,14 @@ if TYPE_CHECKING:
     from scaling.config import RunConfig
     from sweeps.study_dir import Study
 
-Table = Annotated[Path, typer.Argument(help="A study directory or its YAML file, or a CSV/Parquet table of runs.", show_default=False)]
+Table = Annotated[
+    Path, typer.Argument(help="A study directory or its YAML file, or a CSV/Parquet table of runs.", show_default=False)
+]
 Columns = Annotated[list[str] | None, typer.Option("--column", help="Name of a column: --column lr=base_lr.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
-Target = Annotated[Path | None, typer.Option(help="The large run, as in configs/targets/; default: the study's.", show_default=False)]
+Target = Annotated[
+    Path | None, typer.Option(help="The large run, as in configs/targets/; default: the study's.", show_default=False)
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -42,7 +46,9 @@ def transfer_command(
     study = _study_of(table)
     _, fits = _judge(table, study, columns or (), slope_tolerance, regret_tolerance)
     if parametrization is not None and parametrization not in fits:
-        raise ConfigError(Fault("--parametrization", f"{parametrization!r} is not in the table", f"choose from: {', '.join(fits)}"))
+        raise ConfigError(
+            Fault("--parametrization", f"{parametrization!r} is not in the table", f"choose from: {', '.join(fits)}")
+        )
     chosen = {parametrization: fits[parametrization]} if parametrization else fits
     document = {"parametrizations": {kind: fit.to_dict() for kind, fit in chosen.items()}}
     answer(document, lambda: "\n\n".join(str(fit) for fit in chosen.values()), json)
@@ -86,10 +92,13 @@ def conclude(study: Study, document: dict[str, Any], as_json: bool, target: Path
     recommendation = _recommend(study, fits, target)
     report = study.directory / "report.html"
     write_report(report, f"Study {study.config.name}", table, fits, recommendation, _facts(study))
+    runs = study.directory / "runs.csv"
+    write_atomic(runs, table.frame.convert_dtypes().to_csv(index=False))
     comparison = compare_losses(fits)
     document |= {
         "study": str(study.directory),
         "report": str(report),
+        "runs": str(runs),
         "parametrizations": {kind: fit.to_dict() for kind, fit in fits.items()},
         "best_losses": {"width": comparison.width, **comparison.losses} if comparison else None,
         "recommendation": recommendation.to_dict() if recommendation else None,
@@ -103,7 +112,7 @@ def conclude(study: Study, document: dict[str, Any], as_json: bool, target: Path
         write_atomic(study.directory / "recommendation.json", _dumps(recommendation.to_dict()))
         lines += ["", str(recommendation).split("\n", 1)[0], *(f"  ! {warning}" for warning in recommendation.warnings)]
         lines += ["", f"the large run's config:  {config}", f"why, step by step:       mutransfer recommend {study.directory}"]
-    lines.append(f"the report with plots:   {report}")
+    lines += [f"the runs as a table:     {runs}", f"the report with plots:   {report}"]
     answer(document, "\n".join(lines), as_json)
     return _exit_code(fits)
 
@@ -114,7 +123,9 @@ def write_config_file(path: Path, recommendation: Recommendation) -> None:
 
     from scaling.records import write_atomic
 
-    head = "# The large run, as recommended. The optimizer's values are those at the base shape; `mutransfer explain` on this file\n"
+    head = (
+        "# The large run, as recommended. The optimizer's values are those at the base shape; `mutransfer explain` on this file\n"
+    )
     head += "# prints what they become for each tensor. Derivation: recommendation.json, or `mutransfer recommend`.\n"
     write_atomic(path, head + yaml.safe_dump(recommendation.run.model_dump(mode="json"), sort_keys=False))
 
@@ -208,7 +219,10 @@ def _facts(study: Study) -> list[tuple[str, str]]:
         ("schedule", f"{schedule.kind}, warm-up {schedule.warmup_fraction:g}, decay {schedule.decay_fraction:g}"),
         ("base width", str(config.base.width)),
         *((f"init, {kind}", _init_text(settings.init.model_dump())) for kind, settings in config.parametrizations.items()),
-        ("compute", f"{sum(record.flops for record in records):.3g} FLOPs, {sum(record.process_s for record in records):,.0f} core seconds"),
+        (
+            "compute",
+            f"{sum(record.flops for record in records):.3g} FLOPs, {sum(record.process_s for record in records):,.0f} core seconds",
+        ),
         ("software", "; ".join(versions)),
     ]
 

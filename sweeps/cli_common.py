@@ -55,7 +55,9 @@ def overrides(settings: Sequence[str], extra: Sequence[str]) -> list[str]:
         option = rest.pop(0)
         key, separator, text = option.removeprefix("--").partition("=")
         if not option.startswith("--") or "." not in key:
-            faults.append(Fault(option, "unknown option or argument", "see --help; config keys are given as --set key.subkey=value"))
+            faults.append(
+                Fault(option, "unknown option or argument", "see --help; config keys are given as --set key.subkey=value")
+            )
         elif separator:
             result.append(f"{key}={text}")
         elif rest and not rest[0].startswith("--"):

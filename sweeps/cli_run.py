@@ -13,10 +13,12 @@ from scaling.errors import ConfigError, Fault
 from sweeps.cli_common import DOTTED, NOT_OK, OK, answer, messages, overrides
 
 if TYPE_CHECKING:
-    from scaling.config import DataConfig, RunConfig
+    from scaling.config import RunConfig
     from scaling.parametrization import TensorRule
 
-RunPath = Annotated[Path, typer.Argument(help="A run's YAML file (configs/models/), or config.yaml of a run.", show_default=False)]
+RunPath = Annotated[
+    Path, typer.Argument(help="A run's YAML file (configs/models/), or config.yaml of a run.", show_default=False)
+]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="Override a config key: --set a.b=value.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
@@ -26,6 +28,7 @@ def load_run(path: Path, settings: Sequence[str]) -> RunConfig:
     from scaling.config import RunConfig
     from scaling.config_file import apply_overrides, build, read_yaml
     from scaling.data import vocabulary_size
+    from sweeps.study_dir import absolute_paths
 
     source = read_yaml(path)
     apply_overrides(source, settings)
@@ -35,13 +38,7 @@ def load_run(path: Path, settings: Sequence[str]) -> RunConfig:
         if vocabulary is None:
             raise ConfigError(Fault(f"{path}: model.vocab_size", "is needed with data.source bin", "add it"))
         run = run.model_copy(update={"model": run.model.model_copy(update={"vocab_size": vocabulary})})
-    return run.model_copy(update={"data": _absolute(run.data, path.parent)})
-
-
-def _absolute(data: DataConfig, folder: Path) -> DataConfig:
-    """Paths in a config are relative to the config's folder."""
-    bins = {key: str((folder / value).resolve()) for key in ("train_bin", "validation_bin") if (value := getattr(data, key))}
-    return data.model_copy(update={"paths": tuple(str((folder / text).resolve()) for text in data.paths), **bins})
+    return run.model_copy(update={"data": absolute_paths(run.data, path.parent)})
 
 
 def register(app: typer.Typer) -> None:

@@ -211,7 +211,9 @@ def drive(study_dir: Path, study: StudyConfig, jobs: int, watcher: Watcher, data
     try:
         lock = acquire(study_dir / ".driver.lock", blocking=False)
     except Busy:
-        fault = Fault(str(study_dir), "another driver works on this study", f"wait for it, or watch it: mutransfer status {study_dir}")
+        fault = Fault(
+            str(study_dir), "another driver works on this study", f"wait for it, or watch it: mutransfer status {study_dir}"
+        )
         raise StudyError(fault) from None
     driver = None
     try:
@@ -246,5 +248,3 @@ def _quiet_environment(threads: int) -> Iterator[None]:
 def default_jobs() -> int:
     """One worker a core that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-

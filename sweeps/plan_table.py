@@ -27,7 +27,7 @@ def plan_document(study: Study, jobs: int, timing: bool) -> dict[str, Any]:
     results = {record.run_id: record for record in read_records(study.directory)}
     plan = make_plan(study.config, results)
     seconds = _seconds(study, plan, results, timing)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for planned in plan:
         counts = parameter_counts(planned.run.model)
         rows.append(

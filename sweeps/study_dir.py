@@ -9,8 +9,10 @@ from typing import Any
 
 import yaml
 
+from scaling.config import DataConfig
 from scaling.config_file import load_config
 from scaling.data import prepare, vocabulary_size
+from scaling.data.documents import absolute
 from scaling.errors import ConfigError, Fault, StudyError
 from scaling.records import write_atomic
 from sweeps.study import StudyConfig
@@ -66,7 +68,9 @@ def find_study(path: Path, out: Path | None = None) -> Study:
 def _existing(directory: Path, overrides: Sequence[str]) -> Study:
     file = directory / STUDY_FILE
     if not file.exists():
-        raise StudyError(Fault(str(directory), f"is no study directory: it holds no {STUDY_FILE}", "give a study's YAML file instead"))
+        raise StudyError(
+            Fault(str(directory), f"is no study directory: it holds no {STUDY_FILE}", "give a study's YAML file instead")
+        )
     stored = load_config(file, StudyConfig)
     config = load_config(file, StudyConfig, overrides)
     _require_same(directory, stored, config, file)
@@ -75,13 +79,8 @@ def _existing(directory: Path, overrides: Sequence[str]) -> Study:
 
 def resolve(config: StudyConfig, file: Path) -> StudyConfig:
     """`config` with everything that depends on the machine made explicit: paths absolute, vocabulary and corpus hash filled in."""
-    folder = file.parent
-    data = config.data.model_dump()
-    data["paths"] = [str((folder / text).resolve()) if not Path(text).is_absolute() else text for text in config.data.paths]
-    for key in ("train_bin", "validation_bin"):
-        if data[key] is not None:
-            data[key] = str((folder / data[key]).resolve())
-    target = None if config.target is None else str((folder / config.target).resolve())
+    data = absolute_paths(config.data, file.parent).model_dump()
+    target = None if config.target is None else absolute(config.target, file.parent)
     vocabulary = config.model.vocab_size or vocabulary_size(config.data)
     if vocabulary is None:
         cure = "add it, for example 50257 for GPT-2's tokens"
@@ -91,6 +90,12 @@ def resolve(config: StudyConfig, file: Path) -> StudyConfig:
     corpus = prepare(**data_arguments(filled))
     data["sha256"] = corpus.sha256
     return StudyConfig.model_validate(filled.model_dump() | {"data": data})
+
+
+def absolute_paths(data: DataConfig, folder: Path) -> DataConfig:
+    """The same corpus with its paths, which are relative to the config's folder, made absolute."""
+    bins = {key: absolute(value, folder) for key in ("train_bin", "validation_bin") if (value := getattr(data, key))}
+    return data.model_copy(update={"paths": tuple(absolute(text, folder) for text in data.paths), **bins})
 
 
 def _require_same(directory: Path, stored: StudyConfig, config: StudyConfig, file: Path) -> None:

@@ -35,7 +35,11 @@ def report() -> None:
     quickstart_s = sum(row["seconds"] for row in plan["runs"])
     share = driver_s * plan["total"] / quickstart_s
     print(f"\ndriver and worker, {outcome.made} runs of 5 steps at width 64, one worker")
-    print(f"  a living worker's start-up of a run   {1e3 * statistics.median(later):7.1f} ms median, {1e3 * max(later):.1f} max (target 50)")
+    print(
+        f"  a living worker's start-up of a run   {1e3 * statistics.median(later):7.1f} ms median, {1e3 * max(later):.1f} max (target 50)"
+    )
     print(f"  a new worker's first run              {1e3 * first:7.1f} ms (torch loads the rest of itself)")
     print(f"  driver's processor time a run         {1e3 * driver_s:7.1f} ms")
-    print(f"  that, over the quickstart's training  {share:7.2%}    (target below 1 %; {plan['total']} runs, {quickstart_s:.0f} core seconds)")
+    print(
+        f"  that, over the quickstart's training  {share:7.2%}    (target below 1 %; {plan['total']} runs, {quickstart_s:.0f} core seconds)"
+    )

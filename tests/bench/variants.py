@@ -79,9 +79,12 @@ def report_variants(widths: list[int]) -> None:
                 fp32_losses = fp32_losses or losses
                 name = f"{precision}{' compiled' if compiled else ''}"
                 total = first_s + 199 * step_s
-                agreement = _agreement(losses, fp32_losses) if losses else "not trained (the arithmetic is that of its uncompiled twin)"
+                agreement = (
+                    _agreement(losses, fp32_losses) if losses else "not trained (the arithmetic is that of its uncompiled twin)"
+                )
                 print(
-                    f"  {width:5}  {name:14} {1e3 * step_s:9.1f}  {step_s / reference:5.2f}  {first_s:8.1f} s {total:10.1f} s          {agreement}",
+                    f"  {width:5}  {name:14} {1e3 * step_s:9.1f}  {step_s / reference:5.2f}  {first_s:8.1f} s "
+                    f"{total:10.1f} s          {agreement}",
                     flush=True,
                 )
 

@@ -119,7 +119,9 @@ def test_content_hash_does_not_depend_on_order(values: dict[str, int]) -> None:
     assert content_hash(values) == content_hash(dict(reversed(values.items())))
 
 
-@given(st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.dictionaries(st.text(), inner, max_size=3), max_leaves=8))
+@given(
+    st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.dictionaries(st.text(), inner, max_size=3), max_leaves=8)
+)
 def test_any_mapping_gives_a_config_or_a_config_error(values: object) -> None:
     if isinstance(values, dict):
         with pytest.raises(ConfigError):

@@ -15,9 +15,19 @@ from tests.conftest import tiny_run
 
 VARIANTS = [
     ModelFamily(
-        depth=2, head_dim=8, context=16, vocab_size=32, activation=activation, norm_gain=gain, qk_norm=qk, tied_embeddings=tied, queries_per_kv=group
+        depth=2,
+        head_dim=8,
+        context=16,
+        vocab_size=32,
+        activation=activation,
+        norm_gain=gain,
+        qk_norm=qk,
+        tied_embeddings=tied,
+        queries_per_kv=group,
     )
-    for activation, gain, qk, tied, group in itertools.product(("gelu", "swiglu"), (False, True), (False, True), (False, True), (1, 2))
+    for activation, gain, qk, tied, group in itertools.product(
+        ("gelu", "swiglu"), (False, True), (False, True), (False, True), (1, 2)
+    )
 ]
 
 
@@ -49,7 +59,10 @@ def test_untrained_loss_is_that_of_a_uniform_guess() -> None:
 
 def test_rotary_scores_depend_on_distance_alone() -> None:
     cos, sin = rotary_tables(12, 8, 10_000.0)
-    query, key = torch.randn(8, generator=torch.Generator().manual_seed(0)), torch.randn(8, generator=torch.Generator().manual_seed(1))
+    query, key = (
+        torch.randn(8, generator=torch.Generator().manual_seed(0)),
+        torch.randn(8, generator=torch.Generator().manual_seed(1)),
+    )
     queries, keys = (rotate(x.expand(1, 12, 1, 8), cos, sin)[0, :, 0] for x in (query, key))
     scores = queries @ keys.T
     for distance in range(1, 12):

@@ -12,12 +12,20 @@ from hypothesis import strategies as st
 
 from scaling.config import InitConfig, ModelFamily, OptimizerConfig
 from scaling.model import build_model
-from scaling.parametrization import TABLES, at_horizon, forward_rules, formula, horizon_betas, tensor_rules
+from scaling.parametrization import TABLES, at_horizon, formula, forward_rules, horizon_betas, tensor_rules
 from scaling.shapes import transformer_tensors
 from tests.conftest import tiny_run
 
 FULL = ModelFamily(
-    depth=2, head_dim=8, queries_per_kv=2, context=8, vocab_size=32, activation="swiglu", norm_gain=True, qk_norm=True, mlp_ratio=2
+    depth=2,
+    head_dim=8,
+    queries_per_kv=2,
+    context=8,
+    vocab_size=32,
+    activation="swiglu",
+    norm_gain=True,
+    qk_norm=True,
+    mlp_ratio=2,
 )
 
 
@@ -85,7 +93,9 @@ def test_constant_hidden_std_follows_its_table(kind: str, exponent: float) -> No
 
 def test_lr_times_decay_is_constant_in_width_under_mup() -> None:
     def products(width: int) -> list[float]:
-        return [rule.lr * rule.weight_decay for rule in tensor_rules(tiny_run(width, optimizer=OptimizerConfig(weight_decay=0.1)))]
+        return [
+            rule.lr * rule.weight_decay for rule in tensor_rules(tiny_run(width, optimizer=OptimizerConfig(weight_decay=0.1)))
+        ]
 
     assert products(128) == pytest.approx(products(32))
 

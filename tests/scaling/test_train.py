@@ -123,7 +123,10 @@ def test_clipping_bounds_the_gradient_and_logs_the_norm_before_it(tmp_path: Path
 
 
 def test_a_diverging_run_is_a_result_with_its_last_finite_loss(tmp_path: Path) -> None:
-    run = tiny_run(optimizer=OptimizerConfig(lr=1e30, clip_norm=None), training=TrainingConfig(steps=30, batch_size=4, validation_sequences=8))
+    run = tiny_run(
+        optimizer=OptimizerConfig(lr=1e30, clip_norm=None),
+        training=TrainingConfig(steps=30, batch_size=4, validation_sequences=8),
+    )
     record = train_run(run, run_directory(tmp_path, run.run_id), corpus_of(run))
     assert (record.status, record.loss) == ("diverged", None)
     assert record.steps_done < 30
@@ -149,7 +152,9 @@ def test_schedule(kind: str) -> None:
     assert factors[10:] == sorted(factors[10:], reverse=True)
     assert 0.1 < factors[-1] < 0.13
     assert factors[49] == (1.0 if kind == "wsd" else pytest.approx(factors[49]))
-    assert factors[75] == pytest.approx({"linear": 0.35, "cosine": 0.1 + 0.9 * (1 + math.cos(math.pi * 65 / 90)) / 2, "wsd": 0.55}[kind])
+    assert factors[75] == pytest.approx(
+        {"linear": 0.35, "cosine": 0.1 + 0.9 * (1 + math.cos(math.pi * 65 / 90)) / 2, "wsd": 0.55}[kind]
+    )
 
 
 def test_groups_are_few_and_keep_their_ratios_under_the_schedule() -> None:
@@ -167,7 +172,9 @@ def test_groups_are_few_and_keep_their_ratios_under_the_schedule() -> None:
 
 def test_bf16_follows_fp32_and_keeps_fp32_master_weights() -> None:
     def losses(precision: str) -> list[float]:
-        training = TrainingConfig.model_validate({"steps": 12, "batch_size": 8, "precision": precision, "validation_sequences": 8})
+        training = TrainingConfig.model_validate(
+            {"steps": 12, "batch_size": 8, "precision": precision, "validation_sequences": 8}
+        )
         run = tiny_run(training=training)
         trainer = Trainer(run, corpus_of(run))
         history = [trainer.step(step)[0] for step in range(12)]

@@ -86,7 +86,12 @@ def test_vocabulary_over_the_dtype_and_tokens_over_the_vocabulary(tmp_path: Path
     message = plan(tmp_path, write_study(tmp_path, data=data, model=SMALL["model"] | {"vocab_size": 900}))
     assert "data.train_bin: holds token 999, the vocabulary has 900" in message
     assert "model.vocab_size: is needed" in plan(tmp_path, write_study(tmp_path, data=data))
-    assert call(tmp_path, "plan", str(write_study(tmp_path, data=data, model=SMALL["model"] | {"vocab_size": 1000})), "--no-timing").returncode == 0
+    assert (
+        call(
+            tmp_path, "plan", str(write_study(tmp_path, data=data, model=SMALL["model"] | {"vocab_size": 1000})), "--no-timing"
+        ).returncode
+        == 0
+    )
 
 
 def test_a_directory_made_by_another_config_is_refused_key_by_key(tmp_path: Path) -> None:

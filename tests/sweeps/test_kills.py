@@ -67,7 +67,9 @@ def check_exact(study_dir: Path) -> None:
 
 
 def finish(config: Path, study_dir: Path, folder: Path) -> dict[str, Any]:
-    result = subprocess.run([*CLI, "run", str(config), "--out", str(study_dir), "--json"], cwd=folder, capture_output=True, text=True)
+    result = subprocess.run(
+        [*CLI, "run", str(config), "--out", str(study_dir), "--json"], cwd=folder, capture_output=True, text=True
+    )
     assert result.returncode == 0, result.stderr
     document: dict[str, Any] = json.loads(result.stdout)
     return document
