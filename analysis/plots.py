@@ -237,13 +237,13 @@ def draw_loss_vs_width(ax: Axes, info: LossInfo) -> Axes:
 
 
 def figure_lr_curves(table: RunTable, fits: Mapping[str, TransferFit]) -> Figure:
-    """LR curves of every parametrization side by side with one loss axis; sp first, so that mup reads against it."""
+    """LR curves of every parametrization side by side on the same axes; sp first, so that mup reads against it."""
     from matplotlib.figure import Figure
 
     names = sorted(fits, key=lambda name: (name != "sp", name))
     infos = [lr_curves_info(table, fits[name].optima, name, fits[name].axis) for name in names]
     figure = Figure(figsize=(1.4 + 4.3 * max(1, len(names)), 4.4), layout="constrained")
-    axes = figure.subplots(1, max(1, len(names)), sharey=True, squeeze=False)[0]
+    axes = figure.subplots(1, max(1, len(names)), sharex=True, sharey=True, squeeze=False)[0]
     for ax, info in zip(axes, infos, strict=False):
         draw_lr_curves(ax, info)
         ax.set_title(_title(fits[info.parametrization]), loc="left", fontsize="medium")

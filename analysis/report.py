@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PREFERRED = "mup"
+CAPTIONS = {
+    "lr_curves": "Loss against learning rate, by width; the optimum and its 90 % interval are marked",
+    "over_width": "Best learning rate and best loss against width",
+}
 
 
 @dataclass(frozen=True)
@@ -80,8 +84,15 @@ def write_report(
     recommendation: Recommendation | None,
     facts: Sequence[tuple[str, str]],
 ) -> None:
-    """Write the page to `path`. facts: (name, value) rows about the study: data, model, runs, versions."""
+    """Write the page to `path`, and its pictures as SVG files beside it.
+
+    facts: (name, value) rows about the study: data, model, runs, versions.
+    """
     from scaling.records import write_atomic
+
+    pictures = {"lr_curves": svg(figure_lr_curves(table, fits)), "over_width": svg(figure_over_width(fits))}
+    for name, picture in pictures.items():
+        write_atomic(path.with_name(f"{name}.svg"), picture)
 
     comparison = compare_losses(fits)
     environment = jinja2.Environment(
@@ -94,13 +105,7 @@ def write_report(
         comparison=comparison.sentence() if comparison else "",
         fits=fits,
         recommendation=recommendation,
-        figures=[
-            (
-                "Loss against learning rate, by width; the optimum and its 90 % interval are marked",
-                svg(figure_lr_curves(table, fits)),
-            ),
-            ("Best learning rate and best loss against width", svg(figure_over_width(fits))),
-        ],
+        figures=[(CAPTIONS[name], picture) for name, picture in pictures.items()],
         facts=facts,
         notes=table.notes,
     )

@@ -147,7 +147,10 @@ def _summary(levels: Array, slopes: Array, density: Array, centre: float, scatte
     flat = np.cumsum(density.ravel())
     picks = np.searchsorted(flat, (np.arange(DRAWS) + random.random()) / DRAWS * flat[-1])
     rows, columns = np.unravel_index(np.minimum(picks, density.size - 1), density.shape)
+    # Spread over their grid steps, so that quantiles of the line do not jump.
+    levels_drawn = levels[rows] + (levels[1] - levels[0]) * (random.random(DRAWS) - 0.5)
+    slopes_drawn = slopes[columns] + (slopes[1] - slopes[0]) * (random.random(DRAWS) - 0.5)
     # A quantile at the limit of what was considered is no bound.
     limit = 0.97 * STEEPEST
     interval = (low if low > -limit else -np.inf, high if high < limit else np.inf)
-    return SlopeFit(middle, interval, centre, levels[rows], slopes[columns], scatter)
+    return SlopeFit(middle, interval, centre, levels_drawn, slopes_drawn, scatter)

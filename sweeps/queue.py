@@ -106,7 +106,7 @@ class Queue:
         return Counter(trial.user_attrs["run_id"] for trial in failed if trial.user_attrs.get("failure") != "interrupted")
 
     def failures(self) -> dict[str, str]:
-        """run_id -> reason of its last failure, for runs with no other trial."""
+        """run_id -> reason of its last failure, for runs that are neither queued, running nor complete."""
         alive = {trial.user_attrs["run_id"] for trial in self.trials() if trial.state != TrialState.FAIL}
         failed = ((trial.user_attrs["run_id"], trial.user_attrs.get("failure", "")) for trial in self.trials(TrialState.FAIL))
         return {run_id: reason for run_id, reason in failed if run_id not in alive}
@@ -124,8 +124,11 @@ class Queue:
         return {trial.user_attrs["run_id"] for trial in self.trials(TrialState.RUNNING)}
 
     def enqueue(self, runs: Iterable[PlannedRun], *, max_attempts: int) -> int:
-        """Enqueue every run that is not queued, running, complete or out of attempts; return how many were."""
-        alive = {trial.user_attrs["run_id"] for trial in self.trials() if trial.state != TrialState.FAIL}
+        """Enqueue those of `runs` (which have no record) that are not queued, running or out of attempts; return how many were.
+
+        A complete trial does not count: the record of its run is gone, deleted by hand.
+        """
+        alive = {trial.user_attrs["run_id"] for trial in self.trials(TrialState.WAITING, TrialState.RUNNING)}
         attempts, added = self.attempts(), 0
         for planned in runs:
             if planned.run_id in alive or attempts[planned.run_id] >= max_attempts:

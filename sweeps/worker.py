@@ -5,6 +5,7 @@ The driver talks to Optuna; a worker only trains and answers over its pipe. It e
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -75,14 +76,16 @@ def worker_main(connection: Connection, study_dir: Path, data: dict[str, Any]) -
                 connection.send(Finished(record, time.perf_counter() - started - wall_s))
             except UserError as error:
                 connection.send(Fatal(error))
-            except OSError as error:
-                if error.errno not in NO_SPACE:
-                    raise
-                connection.send(Fatal(disk_full(directory)))
+            except (EOFError, ConnectionError):
+                raise  # The driver is gone.
             except Exception as error:
-                write_atomic(directory / "error.txt", traceback.format_exc())
+                if isinstance(error, OSError) and error.errno in NO_SPACE:
+                    connection.send(Fatal(disk_full(directory)))
+                    continue
+                with contextlib.suppress(OSError):
+                    write_atomic(directory / "error.txt", traceback.format_exc())
                 connection.send(Failed(run.run_id, f"{type(error).__name__}: {error}"))
-    except (EOFError, BrokenPipeError):
+    except (EOFError, ConnectionError):
         return
     except UserError as error:
         connection.send(Fatal(error))
