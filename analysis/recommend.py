@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from analysis.loss_by_width import predict_loss
+from analysis.results import interval_text, number
 from analysis.target import TargetConfig
 from analysis.transfer import TransferFit
 from scaling.accounting import flops_per_token, parameter_counts, run_flops
@@ -81,21 +82,26 @@ class Recommendation:
 
     def __str__(self) -> str:
         lr = self.hyperparameters["lr"]
-        low, high = lr.interval
         lines = [
             f"Recommended for {self.target.name} (width {self.run.model.width}, depth {self.run.model.depth}, "
             f"{self.run.tokens:.3g} tokens): base LR 2^{math.log2(lr.value):.2f} = {lr.value:.3g} "
-            f"(90 % interval {low:.2g} to {high:.2g}), {self.parametrization}",
+            f"(90 % interval {lr_range(lr.interval)}), {self.parametrization}",
             "",
         ]
-        for number, step in enumerate(self.steps, start=1):
-            lines.append(f"{number:2}. {step.title}: {step.value}")
+        for index, step in enumerate(self.steps, start=1):
+            lines.append(f"{index:2}. {step.title}: {step.value}")
             lines.append(f"      {step.formula}   [{step.source}]")
             if step.assumption:
                 lines.append(f"      assumes: {step.assumption}")
         if self.warnings:
             lines += ["", "Warnings", *(f"  ! {warning}" for warning in self.warnings)]
         return "\n".join(lines)
+
+
+def lr_range(interval: Interval) -> str:
+    """Ends of an interval of learning rates in words; an end of 0 or infinity is no bound."""
+    low, high = interval
+    return f"{f'{low:.2g}' if low > 0 else 'unbounded'} to {f'{high:.2g}' if math.isfinite(high) else 'unbounded'}"
 
 
 def check_target(target: TargetConfig, template: RunConfig, place: Callable[[str], str] = str) -> None:
@@ -210,14 +216,17 @@ class _Derivation:
         """The optimum of the largest measured width, and an interval that lets the measured slope go on to the target."""
         optimum, slope = self.largest, self.fit.slope
         doublings = math.log2(self.model.width / optimum.width) if self.model.width > optimum.width else 0.0
-        low = optimum.interval[0] + min(slope.interval[0], 0.0) * doublings
-        high = optimum.interval[1] + max(slope.interval[1], 0.0) * doublings
+        low, high = optimum.interval
+        if doublings:
+            # Two widths give no slope: nothing bounds where the optimum goes.
+            slowest, fastest = (-math.inf, math.inf) if math.isnan(slope.value) else slope.interval
+            low, high = low + min(slowest, 0.0) * doublings, high + max(fastest, 0.0) * doublings
         self.steps.append(
             Step(
                 "Base LR",
                 f"optimum measured at width {optimum.width}; interval + slope's interval x {doublings:.2f} doublings",
-                f"2^{optimum.log2_lr:.2f} = {2**optimum.log2_lr:.3g}, 90 % interval 2^[{low:.2f}, {high:.2f}]",
-                f"this study, {self.fit.parametrization}: {self.fit.verdict}, slope {slope.value:+.2f} a doubling",
+                f"2^{optimum.log2_lr:.2f} = {2**optimum.log2_lr:.3g}, 90 % interval 2^{interval_text((low, high))}",
+                f"this study, {self.fit.parametrization}: {self.fit.verdict}, slope {number(slope.value)} a doubling",
                 "the optimum goes on as it did over the measured widths",
             )
         )
@@ -234,7 +243,7 @@ class _Derivation:
             Step(
                 "LR at the target's tokens and batch",
                 f"base LR * S^-{exponent:g}, S = tokens x{self.tokens_ratio:.4g} / batch x{self.batch_ratio:.4g} = {ratio:.4g}",
-                f"{value:.3g}, interval {low:.2g} to {high:.2g} with exponents {self.target.horizon_exponent_range}",
+                f"{value:.3g}, interval {lr_range((low, high))} with exponents {self.target.horizon_exponent_range}",
                 HORIZON_SOURCE,
                 "" if ratio == 1 else "a published rule, not measured in this study; the batch stays below the critical batch",
             )

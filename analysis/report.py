@@ -16,7 +16,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from analysis.plots import figure_lr_curves, figure_over_width
-from analysis.recommend import Recommendation
+from analysis.recommend import Recommendation, lr_range
 from analysis.results import interval_text, number
 from analysis.table import RunTable
 from analysis.transfer import TransferFit
@@ -98,7 +98,7 @@ def write_report(
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    environment.filters |= {"number": number, "interval": interval_text, "powers": powers}
+    environment.filters |= {"number": number, "interval": interval_text, "powers": powers, "lr_range": lr_range}
     page = environment.get_template("report.html.j2").render(
         title=title,
         verdicts=[(kind, fit.verdict, fit.sentence()) for kind, fit in fits.items()],

@@ -208,7 +208,9 @@ def _path(optima: Sequence[CellOptimum], axis: str) -> tuple[list[CellOptimum], 
     sizes = [_size(item, axis) for item in known]
     if len(set(sizes)) == len(sizes):
         along = [name for name in AXES if name != axis and len({getattr(item.cell, name) for item in known}) > 1]
-        words = f"{', '.join(along)} change{'s' if len(along) == 1 else ''} along with {axis}: the verdict is on all of them together"
+        words = (
+            f"{', '.join(along)} change{'s' if len(along) == 1 else ''} along with {axis}: the verdict is on all of them together"
+        )
         return sorted(known, key=lambda item: _size(item, axis)), (words,) if along else ()
     groups: dict[tuple[float, ...], list[CellOptimum]] = {}
     for item in known:

@@ -38,8 +38,10 @@ def transfer_command(
     table: Table,
     columns: Columns = None,
     parametrization: Annotated[str | None, typer.Option(help="Judge only this one.", show_default=False)] = None,
-    slope_tolerance: Annotated[float | None, typer.Option(help="Octaves a doubling; default the study's, or 0.25.")] = None,
-    regret_tolerance: Annotated[float | None, typer.Option(help="Relative loss; default the study's, or 0.01.")] = None,
+    slope_tolerance: Annotated[
+        float | None, typer.Option(min=0, help="Octaves a doubling; default the study's, or 0.25.")
+    ] = None,
+    regret_tolerance: Annotated[float | None, typer.Option(min=0, help="Relative loss; default the study's, or 0.01.")] = None,
     json: Json = False,
 ) -> int:
     """Whether the best learning rate stays as the width grows: slope, regret, verdict, each with an interval."""
@@ -56,20 +58,24 @@ def transfer_command(
 
 
 def recommend_command(
-    table: Annotated[Path, typer.Argument(help="A study directory or its YAML file.", show_default=False)],
+    table: Table,
     target: Target = None,
+    run: Annotated[
+        Path | None, typer.Option(help="For a table of runs: the config of one of them, as for `train`.", show_default=False)
+    ] = None,
+    columns: Columns = None,
     out: Annotated[Path | None, typer.Option(help="Write the large run's config here.", show_default=False)] = None,
     json: Json = False,
 ) -> int:
     """The config of the large run: every hyperparameter with its derivation, interval and how far it extrapolates."""
-    study = _require_study(table)
-    runs, fits = _judge(table, study, ())
-    recommendation = _recommend(study, fits, target)
-    if recommendation is None:
-        raise ConfigError(Fault("--target", "the study names no target", "give one: --target configs/targets/large.yaml"))
+    study = _study_of(table)
+    _, fits = _judge(table, study, columns or ())
+    file = _target_file(study, target)
+    if file is None:
+        raise ConfigError(Fault("--target", "no target is named", "give one: --target configs/targets/large.yaml"))
+    recommendation = _recommend(_template_of_table(table, run, fits) if study is None else _template(study, fits), fits, file)
     if out is not None:
         write_config_file(out, recommendation)
-    del runs
     answer(recommendation.to_dict(), lambda: str(recommendation), json)
     return _exit_code(fits)
 
@@ -89,7 +95,8 @@ def conclude(study: Study, document: dict[str, Any], as_json: bool, target: Path
     from scaling.records import write_atomic
 
     table, fits = _judge(study.directory, study, ())
-    recommendation = _recommend(study, fits, target)
+    file = _target_file(study, target)
+    recommendation = _recommend(_template(study, fits), fits, file) if file else None
     report = study.directory / "report.html"
     write_report(report, f"Study {study.config.name}", table, fits, recommendation, _facts(study))
     runs = study.directory / "runs.csv"
@@ -166,6 +173,7 @@ def _judge(
 ) -> tuple[RunTable, dict[str, TransferFit]]:
     from analysis.table import load_table
     from analysis.transfer import transfer
+    from sweeps.study import TransferTolerances
 
     mapping = {}
     for column in columns:
@@ -174,33 +182,53 @@ def _judge(
             raise ConfigError(Fault(f"--column {column}", "is not of the form NAME=COLUMN", "for example --column lr=base_lr"))
         mapping[name] = actual
     table = load_table(study.directory if study else path, mapping)
-    slope = slope_tolerance or (study.config.tolerances.slope if study else 0.25)
-    regret = regret_tolerance or (study.config.tolerances.regret if study else 0.01)
+    defaults = study.config.tolerances if study else TransferTolerances()
+    slope = defaults.slope if slope_tolerance is None else slope_tolerance
+    regret = defaults.regret if regret_tolerance is None else regret_tolerance
     return table, transfer(table, slope_tolerance=slope, regret_tolerance=regret)
 
 
-def _recommend(study: Study, fits: Mapping[str, TransferFit], target_file: Path | None) -> Recommendation | None:
+def _target_file(study: Study | None, given: Path | None) -> Path | None:
+    named = study.config.target if study else None
+    return given or (Path(named) if named else None)
+
+
+def _recommend(template: RunConfig, fits: Mapping[str, TransferFit], target_file: Path) -> Recommendation:
     from analysis.recommend import Quantity, check_target, recommend
     from analysis.report import preferred
     from analysis.target import TargetConfig
     from scaling.config_file import build, read_yaml
 
-    file = target_file or (Path(study.config.target) if study.config.target else None)
-    if file is None:
-        return None
-    source = read_yaml(file)
+    source = read_yaml(target_file)
     target = build(TargetConfig, source)
     fit = preferred(fits)
-    template = _template(study, fit.parametrization)
     check_target(target, template, lambda key: f"{source.place((key,))}: {key}")
     losses = {optimum.width: Quantity(optimum.best_loss, optimum.best_loss_interval) for optimum in fit.optima}
     return recommend(template, fit, target, losses)
 
 
-def _template(study: Study, parametrization: str) -> RunConfig:
-    config = study.config
-    kind = next(kind for kind in config.parametrizations if kind == parametrization)
+def _template(study: Study, fits: Mapping[str, TransferFit]) -> RunConfig:
+    """A run of the study in the parametrization that the recommendation starts from."""
+    from analysis.report import preferred
+
+    config, preference = study.config, preferred(fits).parametrization
+    kind = next(kind for kind in config.parametrizations if kind == preference)
     return config.run(kind, max(config.widths), config.log2_lr.low, 0)
+
+
+def _template_of_table(table: Path, run: Path | None, fits: Mapping[str, TransferFit]) -> RunConfig:
+    """What a table of runs leaves out (base shape, schedule, betas), from the config of one of its runs."""
+    from analysis.report import preferred
+    from sweeps.cli_run import load_run
+
+    if run is None:
+        cure = "give the config of one of them: --run configs/models/base.yaml"
+        raise ConfigError(Fault(str(table), "a table does not say what its runs have in common", cure))
+    template, kind = load_run(run, ()), preferred(fits).parametrization
+    if template.parametrization.kind != kind:
+        what = f"is a run under {template.parametrization.kind}, and the table's fit is of {kind}"
+        raise ConfigError(Fault(f"{run}: parametrization.kind", what, "give the config of a run of the table"))
+    return template
 
 
 def _facts(study: Study) -> list[tuple[str, str]]:

@@ -54,7 +54,9 @@ def test_study_answers_with_verdicts_a_recommendation_and_its_files(studied: tup
         assert (study / name).stat().st_size > 0, name
     page = (study / "report.html").read_text()
     assert page.index('class="verdict') < page.index("<table") < page.index("<svg")
-    assert "http://" not in page.replace("http://www.w3.org", "").replace("http://purl.org", "").replace("http://creativecommons.org", "")
+    assert "http://" not in page.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
+        "http://creativecommons.org", ""
+    )
     assert set(document["best_losses"]) == {"width", "mup", "sp"}
 
 
@@ -89,7 +91,11 @@ def test_transfer_keeps_its_contract_for_a_study_and_for_a_table(studied: tuple[
     again, from_study, _ = call(folder, "transfer", "studies/small")
     assert again == code
     assert from_study["parametrizations"] == document["parametrizations"]
-    table = pd.read_csv(folder / "studies" / "small" / "runs.csv").rename(columns={"lr": "eta", "loss": "final"}).drop(columns="log2_lr")
+    table = (
+        pd.read_csv(folder / "studies" / "small" / "runs.csv")
+        .rename(columns={"lr": "eta", "loss": "final"})
+        .drop(columns="log2_lr")
+    )
     table.to_csv(folder / "mine.csv", index=False)
     again, from_table, _ = call(folder, "transfer", "mine.csv", "--column", "lr=eta", "--column", "loss=final")
     assert again == code
@@ -116,10 +122,28 @@ def test_recommendation_is_a_config_that_explain_and_train_take(studied: tuple[P
     assert all(step["source"] and step["formula"] for step in document["steps"])
 
 
+def test_a_table_and_the_config_of_a_run_recommend_what_the_study_does(studied: tuple[Path, int, dict[str, Any]]) -> None:
+    folder = studied[0]
+    study = folder / "studies" / "small"
+    _, from_study, _ = call(folder, "recommend", "studies/small")
+    record = next(record for record in read_records(study) if record.parametrization == "mup")
+    arguments = ("studies/small/runs.csv", "--target", "target.yaml", "--run", f"studies/small/runs/{record.run_id}/config.yaml")
+    _, from_table, _ = call(folder, "recommend", *arguments)
+    assert from_table["hyperparameters"] == from_study["hyperparameters"]
+    assert from_table["tensors"] == from_study["tensors"]
+    refused = subprocess.run(
+        [*CLI, "recommend", "studies/small/runs.csv", "--target", "target.yaml"], cwd=folder, capture_output=True
+    )
+    assert refused.returncode == 2
+    assert b"--run" in refused.stderr
+
+
 def test_a_target_smaller_than_the_base_is_refused_with_its_line(studied: tuple[Path, int, dict[str, Any]]) -> None:
     folder = studied[0]
     (folder / "tiny.yaml").write_text("name: tiny\nwidth: 8\ntokens: 10240\n")
-    result = subprocess.run([*CLI, "recommend", "studies/small", "--target", "tiny.yaml"], cwd=folder, capture_output=True, text=True)
+    result = subprocess.run(
+        [*CLI, "recommend", "studies/small", "--target", "tiny.yaml"], cwd=folder, capture_output=True, text=True
+    )
     assert result.returncode == 2
     assert "tiny.yaml:2: width: target width 8 is smaller than the base width 16" in result.stderr
 
