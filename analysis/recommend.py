@@ -84,7 +84,7 @@ class Recommendation:
         lr = self.hyperparameters["lr"]
         lines = [
             f"Recommended for {self.target.name} (width {self.run.model.width}, depth {self.run.model.depth}, "
-            f"{self.run.tokens:.3g} tokens): base LR 2^{math.log2(lr.value):.2f} = {lr.value:.3g} "
+            f"{self.run.tokens:,} tokens): base LR 2^{math.log2(lr.value):.2f} = {lr.value:.3g} "
             f"(90 % interval {lr_range(lr.interval)}), {self.parametrization}",
             "",
         ]
@@ -102,6 +102,11 @@ def lr_range(interval: Interval) -> str:
     """Ends of an interval of learning rates in words; an end of 0 or infinity is no bound."""
     low, high = interval
     return f"{f'{low:.2g}' if low > 0 else 'unbounded'} to {f'{high:.2g}' if math.isfinite(high) else 'unbounded'}"
+
+
+def _factor(ratio: float) -> str:
+    """A ratio in three or four digits, without an exponent of ten."""
+    return f"{ratio:,.0f}" if ratio >= 1000 else f"{ratio:.4g}"
 
 
 def check_target(target: TargetConfig, template: RunConfig, place: Callable[[str], str] = str) -> None:
@@ -242,7 +247,7 @@ class _Derivation:
         self.steps.append(
             Step(
                 "LR at the target's tokens and batch",
-                f"base LR * S^-{exponent:g}, S = tokens x{self.tokens_ratio:.4g} / batch x{self.batch_ratio:.4g} = {ratio:.4g}",
+                f"base LR * S^-{exponent:g}, S = tokens x{_factor(self.tokens_ratio)} / batch x{_factor(self.batch_ratio)} = {_factor(ratio)}",
                 f"{value:.3g}, interval {lr_range((low, high))} with exponents {self.target.horizon_exponent_range}",
                 HORIZON_SOURCE,
                 "" if ratio == 1 else "a published rule, not measured in this study; the batch stays below the critical batch",
@@ -342,7 +347,7 @@ class _Derivation:
     def _warn(self, extrapolation: Mapping[str, float]) -> None:
         for axis, factor in extrapolation.items():
             if factor > FAR or factor < 1 / FAR:
-                self.warnings.append(f"{axis} lies x{factor:.3g} from what was measured, beyond x{FAR:g}")
+                self.warnings.append(f"{axis} lies x{_factor(factor)} from what was measured, beyond x{FAR:g}")
         if extrapolation["depth"] != 1:
             self.warnings.append("muP carries the LR over width only; depth differs from the study's: study the target's depth")
         if self.model.vocab_size != self.template.model.vocab_size:

@@ -54,11 +54,12 @@ def report_workers(width: int = 64) -> None:
         running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(processes)]
         return sum(1 / float(json.loads(process.communicate()[0])) for process in running)
 
-    rates = [(rate(2, 1), rate(1, 2)) for _ in range(3)]
-    ratio = statistics.median(two / one for two, one in rates)
+    rates = [(rate(2, 1), rate(1, 2), rate(1, 1)) for _ in range(3)]
+    ratio = statistics.median(two / one for two, one, _ in rates)
     batch = 16 * 128
-    two, one = (statistics.median(pair[side] for pair in rates) * batch for side in (0, 1))
+    two, one, single = (statistics.median(triple[side] for triple in rates) * batch for side in (0, 1, 2))
     print(f"  2 x 1 thread {two:9,.0f} tokens/s   1 x 2 threads {one:9,.0f} tokens/s   ratio {ratio:.2f} (target 1.6)")
+    print(f"  1 x 1 thread {single:9,.0f} tokens/s   so a second process gives x{two / single:.2f}, a second thread x{one / single:.2f}")
 
 
 def report_variants(widths: list[int]) -> None:
