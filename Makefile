@@ -6,13 +6,14 @@ STUDY ?= configs/studies/quickstart.yaml
 # Byte-compiling everything at install would cost more time than it saves in one study.
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: study test lint bench notebooks clean
+.PHONY: study test lint bench clean
 
 study: $(VENV)/.installed
 	$(BIN)/mutransfer study $(STUDY)
 
 test: lint
 	$(BIN)/pytest -n 2 tests
+	$(BIN)/pytest -n 0 --nbmake notebooks
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -216,6 +216,11 @@ DESIGNS = (
     *(Design(6, 1.0, 3, noise) for noise in (0.001, 0.005, 0.01, 0.02)),
 )
 SLOPES = (0.0, 0.25, -0.25, -0.5, -1.0)
+VERDICT_DESIGNS = (
+    *((Design(seeds=seeds, noise=noise), slope) for seeds in (1, 3) for noise in (0.005, 0.01) for slope in SLOPES),
+    *((Design(noise=0.005, scatter=0.12), slope) for slope in (0.0, 0.25, -0.5)),
+    *((Design(noise=0.005, scatter=0.25), slope) for slope in (0.0, 0.25, -0.5)),
+)
 
 
 def main() -> None:
@@ -228,12 +233,9 @@ def main() -> None:
         for design in DESIGNS:
             print(f"{design}: {coverage(design, options.tables)}", flush=True)
     if options.only != "coverage":
-        for seeds in (1, 3):
-            for noise in (0.005, 0.01):
-                for slope in SLOPES:
-                    design = Design(seeds=seeds, noise=noise)
-                    rates = verdict_rates(design, slope, options.tables * len(TRUTHS))
-                    print(f"{design}, slope {slope:g}: {rates}", flush=True)
+        for design, slope in VERDICT_DESIGNS:
+            rates = verdict_rates(design, slope, options.tables * len(TRUTHS))
+            print(f"{design}, slope {slope:g}: {rates}", flush=True)
 
 
 if __name__ == "__main__":
