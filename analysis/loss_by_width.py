@@ -35,6 +35,11 @@ def predict_loss(losses: Mapping[int, float], width: int) -> LossPrediction:
     if len(known) < 2 or known[-1][1] >= known[-2][1]:
         return LossPrediction(math.nan, (math.nan, math.nan), formula, "needs two widths with falling loss")
     (before, loss_before), (last, loss_last) = known[-2], known[-1]
+    if width < last:
+        # Between two widths the loss lies between theirs; below the smallest nothing bounds it from above.
+        lower = next(loss for size, loss in known if size >= width)
+        upper = next((loss for size, loss in reversed(known) if size <= width), math.nan)
+        return LossPrediction((lower + upper) / 2, (lower, upper), "between the losses of the two neighbouring widths", "")
     exponent = np.log(loss_last / loss_before) / np.log(last / before)
     lower = float(loss_last * (width / last) ** exponent)
     return LossPrediction((lower + loss_last) / 2, (lower, loss_last), formula, assumption)

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from analysis import noise as noises
 from analysis.draws import CellDraws, draw_cell, flat_draws
 from analysis.noise import NoiseEstimate
-from analysis.posterior import REACH, CellData, Likelihood, likelihood, mean_losses, sigma_grid
+from analysis.posterior import DISCREPANCY, REACH, CellData, Likelihood, likelihood, mean_losses, sigma_grid
 from analysis.results import UNKNOWN, Interval, json_safe, whole
 from analysis.shapes import Array, Shape, library
 from analysis.table import Cell, RunTable
@@ -32,6 +32,8 @@ TINY = 1e-9
 """Keeps relative measures finite where a loss is 0, nats."""
 MIN_POINTS = 3
 """Distinct learning rates near the bottom for a curve; with fewer an optimum is only bracketed."""
+MISFIT = 2.5
+"""Standard deviations off the curve from which a learning rate is remarked on."""
 PLATEAUS = (0.001, 0.0025)
 LEVELS = (0.05, 0.95)
 
@@ -74,10 +76,14 @@ class CellOptimum:
     """Distinct learning rates in the fit."""
     n_runs: int
     """Runs in the fit."""
+    n_finite: int
+    """Runs with a finite loss; those far above the best one do not enter the fit."""
     n_seeds: int
     n_diverged: int
     sampled: Interval
     """Lowest and highest log2 LR with a finite loss."""
+    lowest_diverged: float = math.inf
+    """Lowest log2 LR at which most runs diverged; infinite when there is none."""
     flags: tuple[str, ...] = ()
     curve: FittedCurve | None = field(default=None, repr=False)
     draws: CellDraws | None = field(default=None, repr=False, compare=False)
@@ -125,6 +131,7 @@ class CellOptimum:
                     "noise": None if noise is None else {"sd": noise.sd, "df": noise.df, "source": noise.source},
                     "n_points": self.n_points,
                     "n_runs": self.n_runs,
+                    "n_finite": self.n_finite,
                     "n_seeds": self.n_seeds,
                     "n_diverged": self.n_diverged,
                     "flags": self.flags,
@@ -259,8 +266,9 @@ def _bracketed(prepared: _Prepared) -> CellOptimum:
         cell=prepared.cell, log2_lr=math.nan if censored == "unresolved" else best, interval=(low, high), censored=censored,
         best_loss=float(y.min()) if len(y) else math.nan, best_loss_interval=UNKNOWN,
         plateaus=dict.fromkeys(PLATEAUS, UNKNOWN), curvature=math.nan, noise=None,
-        n_points=len(rates), n_runs=len(y), n_seeds=prepared.n_seeds, n_diverged=prepared.n_diverged,
-        sampled=(float(rates[0]), float(rates[-1])) if len(y) else UNKNOWN, flags=flags, draws=draws,
+        n_points=len(rates), n_runs=len(y), n_finite=len(y), n_seeds=prepared.n_seeds, n_diverged=prepared.n_diverged,
+        sampled=(float(rates[0]), float(rates[-1])) if len(y) else UNKNOWN, lowest_diverged=prepared.first_diverged,
+        flags=flags, draws=draws,
     )  # fmt: skip
 
 
@@ -276,6 +284,7 @@ def _conclude(prepared: _Prepared, cell: Likelihood, log_prior_sigma: Array, sou
     if len(np.unique(data.block)) == 1:
         flags.append("one seed: the interval of the best loss leaves out how far another seed would lie")
     curve = _curve(cell, posterior, ends[1])
+    flags += _misfit(data, curve, noise.sd)
     best = curve.level if censored is None else float(mean_losses(data.log2_lr, data.loss, data.block).min())
     spread = _quantiles(np.sort(draws.level), np.full(len(draws.level), 1.0 / len(draws.level)), LEVELS)
     inside = censored is None
@@ -284,8 +293,10 @@ def _conclude(prepared: _Prepared, cell: Likelihood, log_prior_sigma: Array, sou
         best_loss=best, best_loss_interval=(min(spread[0], best), max(spread[1], best)) if inside else (-math.inf, best),
         plateaus={rise: _plateau(curve, rise, (low_edge, high_edge)) if inside else UNKNOWN for rise in PLATEAUS},
         curvature=float(curve([ends[1] - 0.5, ends[1] + 0.5]).sum() - 2 * curve.level) / 0.25 if inside else math.nan,
-        noise=noise, n_points=len(data.rates), n_runs=len(data.loss), n_seeds=prepared.n_seeds, n_diverged=prepared.n_diverged,
-        sampled=(float(prepared.log2_lr.min()), float(prepared.log2_lr.max())), flags=(*prepared.flags, *flags),
+        noise=noise, n_points=len(data.rates), n_runs=len(data.loss), n_finite=len(prepared.loss),
+        n_seeds=prepared.n_seeds, n_diverged=prepared.n_diverged,
+        sampled=(float(prepared.log2_lr.min()), float(prepared.log2_lr.max())), lowest_diverged=prepared.first_diverged,
+        flags=(*prepared.flags, *flags),
         curve=curve if inside else None, draws=replace(draws, censored=not inside),
     )  # fmt: skip
 
@@ -331,6 +342,18 @@ def _curve(cell: Likelihood, posterior: Array, log2_lr: float) -> FittedCurve:
     scale = max(0.0, float(values @ form.cross / (values @ form.square @ values)))
     level = float(form.level_loss - scale * (form.level_curve @ values))
     return FittedCurve(log2_lr, level, scale, shape, (float(cell.data.rates.min()), float(cell.data.rates.max())))
+
+
+def _misfit(data: CellData, curve: FittedCurve, sd: float) -> list[str]:
+    """Where the runs leave the curve by more than noise and the curve's own error explain: the bottom is bumpy, the noise large."""
+    means = mean_losses(data.log2_lr, data.loss, data.block)
+    runs = np.array([(data.log2_lr == rate).sum() for rate in data.rates])
+    expected = np.hypot(sd / np.sqrt(runs), DISCREPANCY * (means - means.min()))
+    off = means - curve(data.rates)
+    worst = int(np.abs(off / np.maximum(expected, TINY)).argmax())
+    if abs(off[worst]) < MISFIT * expected[worst]:
+        return []
+    return [f"the runs at 2^{data.rates[worst]:g} lie {off[worst]:+.3f} nats off the curve: more seeds there"]
 
 
 def _plateau(curve: FittedCurve, rise: float, edges: Interval) -> Interval:

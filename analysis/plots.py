@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
+OPEN_REACH = 0.6
+"""Length of an arrow that stands for an open end, octaves."""
 HEADROOM = 0.14
 """Loss axis: this much of the lowest loss is shown above the highest bottom; what lies above is cut off."""
 
@@ -64,9 +66,11 @@ def lr_curves_info(table: RunTable, optima: Sequence[CellOptimum], parametrizati
     rows = {_key(cell): frame for cell, frame in table.cells()}
     chosen = sorted((item for item in optima if item.cell.parametrization == parametrization), key=lambda item: _size(item, axis))
     curves = tuple(_lr_curve(rows[_key(item.cell)], item, axis) for item in chosen)
-    bottoms = [float(curve.mean_loss.min()) for curve in curves if len(curve.mean_loss)] or [0.0]
+    bottoms = [float(curve.mean_loss.min()) for curve in curves if len(curve.mean_loss)]
+    if not bottoms:  # All diverged: crosses on an empty panel.
+        return LrCurvesInfo(parametrization, axis, curves, (0.0, 1.0))
     low, top = min(bottoms), max(bottoms)
-    highest = max([float(curve.mean_loss.max()) for curve in curves if len(curve.mean_loss)] or [1.0])
+    highest = max(float(curve.mean_loss.max()) for curve in curves if len(curve.mean_loss))
     ceiling = min(highest + 0.02 * abs(low), top + HEADROOM * abs(low))
     return LrCurvesInfo(parametrization, axis, curves, (low - 0.12 * (ceiling - low), ceiling))
 
@@ -102,9 +106,13 @@ def draw_lr_curves(ax: Axes, info: LrCurvesInfo) -> Axes:
         ax.plot(curve.fit_log2_lr, curve.fit_loss, color=colour, linewidth=1.8)
         _draw_optimum(ax, curve.optimum, colour, 0.03 * (high - low))
         # An artist without points and without clipping would upset the layout.
-        if len(curve.diverged):
-            top = np.full(len(curve.diverged), high)
-            ax.plot(curve.diverged, top, "x", color=colour, markersize=7, markeredgewidth=1.8, clip_on=False)
+        beyond = np.unique(curve.log2_lr[curve.loss > high])
+        for marked, marker in ((curve.diverged, "x"), (beyond, "^")):
+            if len(marked):
+                top = np.full(len(marked), high)
+                ax.plot(marked, top, marker, color=colour, markersize=7, markeredgewidth=1.8, clip_on=False)
+    if any((curve.loss > high).any() for curve in info.curves):
+        ax.plot([], [], "^", color=GREY, label="beyond the axis")
     if any(len(curve.diverged) for curve in info.curves):
         ax.plot([], [], "x", color=GREY, label="diverged")
     ax.set_ylim(low, high)
@@ -122,12 +130,13 @@ def _draw_optimum(ax: Axes, optimum: CellOptimum, colour: tuple[float, float, fl
         marker = "<" if optimum.censored == "low" else ">"
         ax.plot([optimum.log2_lr], [optimum.best_loss], marker, color=colour, markersize=9, markeredgecolor="white", zorder=5)
         return
-    ends = [end if math.isfinite(end) else edge for end, edge in zip(optimum.interval, optimum.sampled, strict=True)]
-    reach = np.array([[max(0.0, optimum.log2_lr - ends[0])], [max(0.0, ends[1] - optimum.log2_lr)]])
-    ax.errorbar(
-        [optimum.log2_lr], [optimum.best_loss - drop], xerr=reach, fmt="none", ecolor=colour, elinewidth=2.2, capsize=3.0,
-        capthick=1.6, zorder=4,
-    )  # fmt: skip
+    height = optimum.best_loss - drop
+    for end, edge, arrow in zip(optimum.interval, optimum.sampled, "<>", strict=True):
+        reached = end if math.isfinite(end) else edge
+        ax.plot([optimum.log2_lr, reached], [height, height], color=colour, linewidth=2.2, solid_capstyle="butt", zorder=4)
+        ax.plot(
+            [reached], [height], "|" if math.isfinite(end) else arrow, color=colour, markersize=7, markeredgewidth=1.6, zorder=4
+        )
     ax.plot([optimum.log2_lr], [optimum.best_loss], "D", color=colour, markersize=6, markeredgecolor="white", zorder=5)
 
 
@@ -186,14 +195,23 @@ def draw_optimum_vs_width(ax: Axes, info: OptimumInfo) -> Axes:
         if len(line.line_sizes):
             ax.fill_between(line.line_sizes, line.line[0], line.line[2], color=colour, alpha=0.15, linewidth=0)
             ax.plot(line.line_sizes, line.line[1], color=colour, linewidth=1.6)
-        low = np.where(np.isfinite(line.low), line.log2_lr - line.low, 0.6)
-        high = np.where(np.isfinite(line.high), line.high - line.log2_lr, 0.6)
-        open_low, open_high = ~np.isfinite(line.low), ~np.isfinite(line.high)
         slope = f": {number(line.slope)} octaves per doubling" if math.isfinite(line.slope) else ""
-        ax.errorbar(
-            sizes, line.log2_lr, yerr=np.maximum(0.0, [low, high]), uplims=open_low, lolims=open_high, fmt="o", color=colour,
-            markersize=6, markeredgecolor="white", elinewidth=1.6, capsize=3, label=line.parametrization + slope, zorder=4,
-        )  # fmt: skip
+        ax.plot(
+            sizes,
+            line.log2_lr,
+            "o",
+            color=colour,
+            markersize=6,
+            markeredgecolor="white",
+            zorder=5,
+            label=line.parametrization + slope,
+        )
+        for ends, sign, arrow in ((line.low, -1.0, "v"), (line.high, 1.0, "^")):
+            known = np.isfinite(ends)
+            tips = np.where(known, ends, line.log2_lr + sign * OPEN_REACH)
+            ax.vlines(sizes, line.log2_lr, tips, color=colour, linewidth=1.6, zorder=4)
+            ax.plot(sizes[known], tips[known], "_", color=colour, markersize=8, markeredgewidth=1.6, zorder=4)
+            ax.plot(sizes[~known], tips[~known], arrow, color=colour, markersize=6, zorder=4)
     _finish(ax, info.axis, "best peak learning rate", "")
     _size_axis(ax, sorted({float(size) for line in info.lines for size in line.sizes}))
     _power_of_two_axis(ax.yaxis)
@@ -244,11 +262,13 @@ def figure_lr_curves(table: RunTable, fits: Mapping[str, TransferFit]) -> Figure
     infos = [lr_curves_info(table, fits[name].optima, name, fits[name].axis) for name in names]
     figure = Figure(figsize=(1.4 + 4.3 * max(1, len(names)), 4.4), layout="constrained")
     axes = figure.subplots(1, max(1, len(names)), sharex=True, sharey=True, squeeze=False)[0]
+    measured = [info.loss_range for info in infos if any(len(curve.loss) for curve in info.curves)]
+    if measured:
+        shared = (min(low for low, _ in measured), max(high for _, high in measured))
+        infos = [replace(info, loss_range=shared) for info in infos]
     for ax, info in zip(axes, infos, strict=False):
         draw_lr_curves(ax, info)
         ax.set_title(_title(fits[info.parametrization]), loc="left", fontsize="medium")
-    if infos:
-        axes[0].set_ylim(min(info.loss_range[0] for info in infos), max(info.loss_range[1] for info in infos))
     for ax in axes[1:]:
         ax.set_ylabel("")
     for ax in axes[:-1]:

@@ -77,28 +77,57 @@ class Reduced:
     level_variance: float
 
 
-def reduce_data(data: CellData, sigma: float, rises: Array) -> Reduced:
-    """Generalised least squares on the distinct learning rates; the blocks' levels are projected out."""
-    incidence = (data.log2_lr[:, None] == data.rates).astype(float)
-    members = (data.block[:, None] == np.unique(data.block)).astype(float)
-    shared = incidence * (DISCREPANCY * rises)
-    covariance = sigma**2 * np.eye(len(data.loss)) + shared @ shared.T
-    precision = np.linalg.inv(covariance)
-    information = members.T @ precision @ members
-    to_levels = np.linalg.solve(information, members.T @ precision)
-    projection = precision - precision @ members @ to_levels
-    mean_level = to_levels.mean(axis=0)
-    # Any level may be taken off; without it the sums cancel.
-    loss = data.loss - data.loss.mean()
-    log_determinants = np.linalg.slogdet(covariance)[1] + np.linalg.slogdet(information)[1]
+@dataclass(frozen=True)
+class Sums:
+    """What the runs of a cell come down to: counts and sums for each learning rate (rows) and block (columns)."""
+
+    counts: Array
+    """Runs, shape (rates, blocks)."""
+    by_rate: Array
+    by_block: Array
+    square: float
+    """Sum of squared losses; all losses with their mean taken off, so that the sums do not cancel."""
+    mean: float
+
+    @classmethod
+    def of(cls, data: CellData) -> Sums:
+        rates = np.searchsorted(data.rates, data.log2_lr)
+        blocks, block = np.unique(data.block, return_inverse=True)
+        counts = np.zeros((len(data.rates), len(blocks)))
+        np.add.at(counts, (rates, block), 1.0)
+        loss = data.loss - data.loss.mean()
+        by_rate, by_block = np.zeros(len(data.rates)), np.zeros(len(blocks))
+        np.add.at(by_rate, rates, loss)
+        np.add.at(by_block, block, loss)
+        return cls(counts, by_rate, by_block, float(loss @ loss), float(data.loss.mean()))
+
+
+def reduce_data(sums: Sums, sigma: float, rises: Array) -> Reduced:
+    """Generalised least squares on the distinct learning rates; the blocks' levels are projected out.
+
+    The covariance is sigma^2 on the diagonal plus, for runs of one learning rate, (DISCREPANCY * rise)^2: its inverse (Woodbury)
+    and determinant need only the sums, so thousands of runs cost what a few do.
+    """
+    per_rate, per_block = sums.counts.sum(axis=1), sums.counts.sum(axis=0)
+    variance, shared = sigma**2, (DISCREPANCY * rises) ** 2
+    taken = shared / (variance + shared * per_rate)
+    left = 1.0 - taken * per_rate
+    rate_rate = np.diag(per_rate * left) / variance
+    rate_block = left[:, None] * sums.counts / variance
+    block_block = (np.diag(per_block) - sums.counts.T @ (taken[:, None] * sums.counts)) / variance
+    rate_loss = left * sums.by_rate / variance
+    block_loss = (sums.by_block - sums.counts.T @ (taken * sums.by_rate)) / variance
+    total = (sums.square - float(taken @ sums.by_rate**2)) / variance
+    to_curve, to_loss = np.linalg.solve(block_block, rate_block.T), np.linalg.solve(block_block, block_loss)
+    log_determinant = (per_rate.sum() - len(per_rate)) * np.log(variance) + float(np.log(variance + shared * per_rate).sum())
     return Reduced(
-        incidence.T @ projection @ incidence,
-        incidence.T @ projection @ loss,
-        float(loss @ projection @ loss),
-        -0.5 * float(log_determinants),
-        float(mean_level @ loss + data.loss.mean()),
-        mean_level @ incidence,
-        float(np.linalg.inv(information).mean()),
+        rate_rate - rate_block @ to_curve,
+        rate_loss - rate_block @ to_loss,
+        total - float(block_loss @ to_loss),
+        -0.5 * (log_determinant + float(np.linalg.slogdet(block_block)[1])),
+        float(to_loss.mean() + sums.mean),
+        to_curve.mean(axis=0),
+        float(np.linalg.inv(block_block).mean()),
     )
 
 
@@ -134,7 +163,8 @@ def likelihood(data: CellData, sigmas: Array) -> Likelihood:
     u = data.rates - optima[:, None]
     curves = np.stack([shape(u) for shape in library()[0]], axis=1).reshape(-1, len(data.rates))
     means, levels = additive_fit(data.log2_lr, data.loss, data.block)
-    forms = tuple(reduce_data(data, float(sigma), means - means.min()) for sigma in sigmas)
+    sums = Sums.of(data)
+    forms = tuple(reduce_data(sums, float(sigma), means - means.min()) for sigma in sigmas)
     table = np.empty((len(curves), len(sigmas)))
     for index, form in enumerate(forms):
         square = np.maximum(((curves @ form.square) * curves).sum(axis=1), 1e-300)

@@ -22,6 +22,7 @@ from scaling.schedule import warmup_steps
 
 Interval = tuple[float, float]
 NO_INTERVAL: Interval = (math.nan, math.nan)
+MAX_STEPS = 2**31 - 1
 FAR = 10.0
 """Extrapolation beyond this factor is warned about."""
 
@@ -85,7 +86,7 @@ class Recommendation:
         lines = [
             f"Recommended for {self.target.name} (width {self.run.model.width}, depth {self.run.model.depth}, "
             f"{self.run.tokens:,} tokens): base LR 2^{math.log2(lr.value):.2f} = {lr.value:.3g} "
-            f"(90 % interval {lr_range(lr.interval)}), {self.parametrization}",
+            f"({lr_range(lr.interval)}: the study's 90 % interval and the horizon exponent's range), {self.parametrization}",
             "",
         ]
         for index, step in enumerate(self.steps, start=1):
@@ -130,6 +131,8 @@ def check_target(target: TargetConfig, template: RunConfig, place: Callable[[str
     batch_tokens = target.batch_tokens or template.batch_tokens
     if target.tokens < batch_tokens:
         faults.append(Fault(place("tokens"), f"{target.tokens} tokens are less than one batch of {batch_tokens}"))
+    elif target.tokens // batch_tokens > MAX_STEPS:
+        faults.append(Fault(place("tokens"), f"{target.tokens} tokens are more than {MAX_STEPS} steps of {batch_tokens} tokens"))
     if target.gpus is not None and not faults:
         sequences = batch_tokens // context
         if sequences % target.gpus.count:
@@ -161,7 +164,10 @@ class _Derivation:
         self.template, self.fit, self.target, self.losses = template, fit, target, losses
         self.steps: list[Step] = []
         self.warnings: list[str] = []
-        self.largest = max((optimum for optimum in fit.optima if optimum.censored is None), key=lambda optimum: optimum.width)
+        usable = [optimum for optimum in fit.optima if optimum.censored is None]
+        self.largest = max(usable, key=lambda optimum: optimum.width)
+        # The nearest measured width; of two equally near ones the larger.
+        self.start = min(usable, key=lambda optimum: (abs(math.log2(target.width / optimum.width)), -optimum.width))
         context = target.context or template.model.context
         batch_size = (target.batch_tokens or template.batch_tokens) // context
         self.train_steps = max(target.tokens // (batch_size * context), 1)
@@ -181,7 +187,7 @@ class _Derivation:
         self._width_rule(rules)
         self._rest(run)
         predicted = self._predicted_loss()
-        costs = self._wrong_lr(lr)
+        costs = self._wrong_lr()
         self._time(run)
         optimizer = run.optimizer
         quantities = {
@@ -218,37 +224,42 @@ class _Derivation:
         )
 
     def _base_lr(self) -> Quantity:
-        """The optimum of the largest measured width, and an interval that lets the measured slope go on to the target."""
-        optimum, slope = self.largest, self.fit.slope
-        doublings = math.log2(self.model.width / optimum.width) if self.model.width > optimum.width else 0.0
+        """The optimum of the nearest measured width, and an interval that lets the measured slope go on to the target."""
+        optimum, slope = self.start, self.fit.slope
+        doublings = math.log2(self.model.width / optimum.width)
         low, high = optimum.interval
         if doublings:
             # Two widths give no slope: nothing bounds where the optimum goes.
             slowest, fastest = (-math.inf, math.inf) if math.isnan(slope.value) else slope.interval
-            low, high = low + min(slowest, 0.0) * doublings, high + max(fastest, 0.0) * doublings
+            ends = (slowest * doublings, fastest * doublings)
+            low, high = low + min(*ends, 0.0), high + max(*ends, 0.0)
         self.steps.append(
             Step(
                 "Base LR",
                 f"optimum measured at width {optimum.width}; interval + slope's interval x {doublings:.2f} doublings",
                 f"2^{optimum.log2_lr:.2f} = {2**optimum.log2_lr:.3g}, 90 % interval 2^{interval_text((low, high))}",
                 f"this study, {self.fit.parametrization}: {self.fit.verdict}, slope {number(slope.value)} a doubling",
-                "the optimum goes on as it did over the measured widths",
+                "the optimum goes on as it did over the measured widths" if doublings else "",
             )
         )
         if self.fit.verdict != "transfers":
             self.warnings.append(f"the study's verdict is '{self.fit.verdict}', not 'transfers': do not rely on this LR")
+        smallest = min(item.width for item in self.fit.optima)
+        if self.model.width < smallest:
+            self.warnings.append(f"width {self.model.width} lies below the smallest measured one, {smallest}")
         return Quantity(2**optimum.log2_lr, (2**low, 2**high))
 
     def _horizon_lr(self, base_lr: Quantity) -> Quantity:
-        ratio, exponent = self.steps_ratio, self.target.horizon_exponent
-        factors = [ratio**-power for power in (exponent, *self.target.horizon_exponent_range)]
+        ratio, exponent, ends = self.steps_ratio, self.target.horizon_exponent, self.target.horizon_exponent_range
+        factors = [ratio**-power for power in (exponent, *ends)]
         low, high = base_lr.interval[0] * min(factors), base_lr.interval[1] * max(factors)
         value = base_lr.value * factors[0]
+        steps = f"S = tokens x{_factor(self.tokens_ratio)} / batch x{_factor(self.batch_ratio)} = {_factor(ratio)}"
         self.steps.append(
             Step(
                 "LR at the target's tokens and batch",
-                f"base LR * S^-{exponent:g}, S = tokens x{_factor(self.tokens_ratio)} / batch x{_factor(self.batch_ratio)} = {_factor(ratio)}",
-                f"{value:.3g}, interval {lr_range((low, high))} with exponents {self.target.horizon_exponent_range}",
+                f"base LR * S^-{exponent:g}; {steps}",
+                f"{value:.3g}; {lr_range((low, high))} with the study's 90 % interval and exponents {ends[0]:g} to {ends[1]:g}",
                 HORIZON_SOURCE,
                 "" if ratio == 1 else "a published rule, not measured in this study; the batch stays below the critical batch",
             )
@@ -309,28 +320,47 @@ class _Derivation:
         self.steps.append(Step("AdamW at the base shape", rule, value, f"{same}; {HORIZON_SOURCE}"))
 
     def _predicted_loss(self) -> Quantity:
-        if abs(self.tokens_ratio - 1) > 0.01 or self.model.depth != self.template.model.depth:
-            self.warnings.append(
-                "no loss is predicted: the study measured one token budget and depth, and the target has another"
+        study = self.template.model
+        same = {
+            "tokens": abs(self.tokens_ratio - 1) <= 0.01,
+            "batch": abs(self.batch_ratio - 1) <= 0.01,
+            "depth": self.model.depth == study.depth,
+            "vocabulary": self.model.vocab_size == study.vocab_size,
+            "context": self.model.context == study.context,
+        }
+        others = [name for name, equal in same.items() if not equal]
+        if others:
+            words = (
+                f"{', '.join(others)} of the target differ{'s' if len(others) == 1 else ''} from the study's, which measured one"
             )
+            self.warnings.append(f"no loss is predicted: {words}")
             return Quantity(math.nan)
+        measured = self.losses.get(self.model.width)
+        if measured is not None and math.isfinite(measured.value):
+            value = f"{measured.value:.3f}, 90 % interval {interval_text(measured.interval, 3)} nats per token"
+            self.steps.append(Step("Predicted loss", "the best loss at this width", value, "this study, measured at this width"))
+            return measured
         prediction = predict_loss({width: loss.value for width, loss in self.losses.items()}, self.model.width)
         quantity = Quantity(prediction.value, prediction.interval)
-        value = f"{quantity.value:.3f} in [{quantity.interval[0]:.3f}, {quantity.interval[1]:.3f}] nats per token"
+        low, high = quantity.interval
+        value = (
+            "unknown"
+            if math.isnan(quantity.value)
+            else f"between {low:.3f} and {high:.3f} nats per token (a bracket, not a 90 % interval)"
+        )
         self.steps.append(
             Step("Predicted loss", prediction.formula, value, "this study's best losses by width", prediction.assumption)
         )
         return quantity
 
-    def _wrong_lr(self, lr: Quantity) -> dict[str, float]:
+    def _wrong_lr(self) -> dict[str, float]:
         costs = {f"x{factor:g}": self.fit.cost_at(self.largest.width, math.log2(factor)) for factor in (0.5, 2.0)}
         text = ", ".join(
-            f"{name}: {cost:+.3f} nats" if math.isfinite(cost) else f"{name}: not measured" for name, cost in costs.items()
+            f"LR {name}: {cost:+.3f} nats" if math.isfinite(cost) else f"LR {name}: not measured" for name, cost in costs.items()
         )
-        formula = f"loss curve of width {self.largest.width}, read an octave off its optimum"
-        self.steps.append(
-            Step(f"What a wrong LR costs (LR {lr.value:.3g})", formula, text, "this study", "the curve keeps its shape")
-        )
+        where = f"width {self.largest.width} and {self.template.tokens:,} tokens"
+        formula = f"loss curve at {where}, read an octave off its optimum"
+        self.steps.append(Step(f"What a wrong LR costs, at {where}", formula, text, "this study", "the curve keeps its shape"))
         return costs
 
     def _time(self, run: RunConfig) -> None:
@@ -338,7 +368,8 @@ class _Derivation:
         value = f"{flops:.3g} training FLOPs ({flops_per_token(run.model):.3g} a token)"
         if gpus is not None and gpus.peak_tflops and gpus.mfu:
             hours = flops / (gpus.count * gpus.peak_tflops * 1e12 * gpus.mfu) / 3600
-            value += f"; {hours:,.1f} h on {gpus.count} GPUs at {gpus.mfu:.0%} of {gpus.peak_tflops:g} TFLOP/s"
+            time = f"{hours:,.1f} h" if hours >= 1 else f"{3600 * hours:,.0f} s"
+            value += f"; {time} on {gpus.count} GPUs at {gpus.mfu:.0%} of {gpus.peak_tflops:g} TFLOP/s"
         elif gpus is not None:
             value += "; give gpus.peak_tflops and gpus.mfu for a time"
         formula = "6 per matmul parameter and token, and causal attention"
@@ -354,6 +385,9 @@ class _Derivation:
             self.warnings.append("the vocabulary differs from the study's, and with it the data: the study's LR is a guess there")
         if self.model.context != self.template.model.context:
             self.warnings.append("the context differs from the study's")
+        gpus = self.target.gpus
+        if gpus is not None and self.template.runtime.device == "cpu":
+            self.warnings.append("data, context, precision and device are the study's: set those of the large run in its config")
         if ParametrizationConfig().kind != self.fit.parametrization:
             self.warnings.append("recommended under a parametrization without transfer rules")
 

@@ -6,6 +6,7 @@ Owns the page's content; the look is in report.html.j2. Numbers come from the fi
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,8 +27,15 @@ if TYPE_CHECKING:
 
 PREFERRED = "mup"
 CAPTIONS = {
-    "lr_curves": "Loss against learning rate, by width; the optimum and its 90 % interval are marked",
-    "over_width": "Best learning rate and best loss against width",
+    "lr_curves": (
+        "Loss against learning rate, by width. Points are runs, dotted lines join their means, solid lines are fitted near the "
+        "bottom; a diamond marks the optimum, the bar below it its 90 % interval (only its length counts; an arrow: no bound). "
+        "A triangle at the top is a run beyond the axis."
+    ),
+    "over_width": (
+        "Best learning rate and best loss against width, with 90 % intervals; the band is that of the fitted line. "
+        "An arrow stands for an end that the runs do not bound."
+    ),
 }
 
 
@@ -50,7 +58,10 @@ class Comparison:
 
 def compare_losses(fits: Mapping[str, TransferFit]) -> Comparison | None:
     """Best losses at the largest common width, or None when the parametrizations share none."""
-    by_kind = {kind: {optimum.width: optimum.best_loss for optimum in fit.optima} for kind, fit in fits.items()}
+    by_kind = {
+        kind: {optimum.width: optimum.best_loss for optimum in fit.optima if math.isfinite(optimum.best_loss)}
+        for kind, fit in fits.items()
+    }
     common = set.intersection(*(set(losses) for losses in by_kind.values())) if by_kind else set()
     if not common:
         return None
@@ -61,6 +72,15 @@ def compare_losses(fits: Mapping[str, TransferFit]) -> Comparison | None:
 def preferred(fits: Mapping[str, TransferFit]) -> TransferFit:
     """The fit that a recommendation starts from: muP's when there is one, else the first."""
     return fits[PREFERRED] if PREFERRED in fits else next(iter(fits.values()))
+
+
+def remarks(fit: TransferFit) -> list[str]:
+    """What there is to say about the cells, each sentence once with the sizes that it is about."""
+    said: dict[str, list[str]] = {}
+    for size, item in zip(fit.sizes(), fit.optima, strict=True):
+        for flag in item.flags:
+            said.setdefault(flag, []).append(number(size))
+    return [f"{fit.axis} {', '.join(where)}: {flag}" for flag, where in said.items()]
 
 
 def svg(figure: Figure) -> str:
@@ -98,7 +118,13 @@ def write_report(
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    environment.filters |= {"number": number, "interval": interval_text, "powers": powers, "lr_range": lr_range}
+    environment.filters |= {
+        "number": number,
+        "interval": interval_text,
+        "powers": powers,
+        "lr_range": lr_range,
+        "remarks": remarks,
+    }
     page = environment.get_template("report.html.j2").render(
         title=title,
         verdicts=[(kind, fit.verdict, fit.sentence()) for kind, fit in fits.items()],

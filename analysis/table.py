@@ -7,7 +7,7 @@ Losses are in nats per token; learning rates enter as log2 of the peak LR.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,11 +17,18 @@ from scaling.errors import DataError, Fault, MissingExtra, StudyError, raise_all
 if TYPE_CHECKING:
     import pandas as pd
 
+    from scaling.records import RunRecord
+
 CELL_COLUMNS = ("parametrization", "width", "depth", "batch_tokens", "tokens")
 CANONICAL = (*CELL_COLUMNS, "lr", "log2_lr", "loss", "seed", "status", "params", "flops", "run_id")
 NUMERIC = ("width", "depth", "batch_tokens", "tokens", "lr", "log2_lr", "loss", "params", "flops")
 POSITIVE = ("width", "depth", "batch_tokens", "tokens", "lr", "params", "flops")
 DIVERGED = ("diverged", "nan", "inf", "exploded")
+SPELLINGS = {"mup": "mup", "μp": "mup", "µp": "mup", "sp": "sp"}
+"""Lower case -> the name used here."""
+MAX_LOG2_LR = 60
+ABSURD_LOSS = 1e6
+"""Nats per token; ln(vocabulary) is 11 at most in practice."""
 FINISHED = ("complete", "completed", "finished", "done", "ok", "success", "")
 
 
@@ -76,30 +83,40 @@ class RunTable:
         return len(self.frame)
 
 
-def load_table(source: Path | str | pd.DataFrame, columns: Mapping[str, str] | None = None) -> RunTable:
+def load_table(
+    source: Path | str | pd.DataFrame,
+    columns: Mapping[str, str] | None = None,
+    belongs: Callable[[RunRecord], bool] | None = None,
+) -> RunTable:
     """Read runs from a study directory, a .csv or .parquet file, or a DataFrame.
 
-    columns: {canonical name: name in the source}. Raises DataError with all faults at once (a missing or unparsable column),
+    columns: {canonical name: name in the source}. belongs: for a study directory, which of its records to take.
+    Raises DataError with all faults at once (a missing or unparsable column, rows that differ in a column that is not used),
     StudyError when a study holds no finished run, MissingExtra when Parquet needs pyarrow.
     """
-    raw, where = _read(source)
+    notes: list[str] = []
+    raw, where = _read(source, belongs, notes)
     columns = dict(columns or {})
     raise_all(_mapping_faults(raw, columns, where), DataError)
     # A mapped name replaces a column that bears it already.
     replaced = [name for name in columns if name in raw.columns and name not in columns.values()]
     frame = raw.drop(columns=replaced).rename(columns={actual: name for name, actual in columns.items()})
     raise_all(_missing_faults(frame, where), DataError)
-    return _tidy(frame.reset_index(drop=True), where, [f"{len(frame)} runs read from {where}"])
+    unused = [str(name) for name in frame.columns if name not in CANONICAL and name != "data_seed"]
+    notes.insert(0, f"{len(frame)} runs read from {where}" + (f"; columns not used: {', '.join(unused)}" if unused else ""))
+    return _tidy(frame.reset_index(drop=True), where, notes)
 
 
-def _read(source: Path | str | pd.DataFrame) -> tuple[pd.DataFrame, str]:
+def _read(
+    source: Path | str | pd.DataFrame, belongs: Callable[[RunRecord], bool] | None, notes: list[str]
+) -> tuple[pd.DataFrame, str]:
     import pandas as pd
 
     if isinstance(source, pd.DataFrame):
         return source.copy(), "the DataFrame"
     path = Path(source)
     if path.is_dir():
-        return _read_study(path), str(path)
+        return _read_study(path, belongs, notes), str(path)
     if not path.exists():
         raise DataError(Fault(str(path), "no such file or study directory", "give a study directory, a .csv or a .parquet file"))
     try:
@@ -113,13 +130,19 @@ def _read(source: Path | str | pd.DataFrame) -> tuple[pd.DataFrame, str]:
         raise DataError(Fault(str(path), f"cannot be read as a table: {error}", "give a .csv or a .parquet file")) from None
 
 
-def _read_study(path: Path) -> pd.DataFrame:
+def _read_study(path: Path, belongs: Callable[[RunRecord], bool] | None, notes: list[str]) -> pd.DataFrame:
     import pandas as pd
 
     from scaling.records import read_records
 
     rows = []
-    for record in read_records(path):
+    records = list(read_records(path))
+    strangers = [record.run_id for record in records if belongs is not None and not belongs(record)]
+    if strangers:
+        notes.append(f"{len(strangers)} runs of another config or other data are left out: {', '.join(strangers[:5])}")
+    for record in records:
+        if record.run_id in strangers:
+            continue
         row = record.model_dump(include={*CANONICAL, "data_seed"})
         rows.append({**row, "params": record.params.get("total", max(record.params.values(), default=None))})
     if not rows:
@@ -178,13 +201,14 @@ def _tidy(frame: pd.DataFrame, where: str, notes: list[str]) -> RunTable:
     raise_all(faults, DataError)
     if "log2_lr" not in frame:
         tidy["log2_lr"] = np.log2(tidy["lr"])
+    raise_all(_lr_faults(tidy, where), DataError)
     tidy["lr"] = np.exp2(tidy["log2_lr"])
-    missing = tidy["log2_lr"].isna() | tidy["width"].isna()
+    missing = ~np.isfinite(tidy["log2_lr"]) | ~np.isfinite(tidy["width"])
     if missing.any():
         notes.append(f"{int(missing.sum())} rows without a learning rate or a width dropped")
     _defaults(tidy, frame, notes)
     keep = ~missing & _usable(tidy, notes)
-    tidy = _without_duplicates(tidy[keep], notes)
+    tidy = _replicates(tidy[keep], frame, where, notes)
     if tidy.empty:
         raise DataError(Fault(where, "holds no usable run", "; ".join(notes)))
     return RunTable(tidy[[*CANONICAL, "diverged"]].reset_index(drop=True), tuple(notes))
@@ -217,7 +241,8 @@ def _first(values: pd.Series[Any], chosen: pd.Series[bool]) -> str:
 def _defaults(tidy: pd.DataFrame, frame: pd.DataFrame, notes: list[str]) -> None:
     """Fill the columns that may be absent, and say so."""
     if "parametrization" in frame:
-        tidy["parametrization"] = frame["parametrization"].fillna("unknown").astype(str).str.strip()
+        names = frame["parametrization"].fillna("unknown").astype(str).str.strip()
+        tidy["parametrization"] = names.where(~names.str.lower().isin(SPELLINGS), names.str.lower().map(SPELLINGS))
     else:
         tidy["parametrization"] = "unknown"
         notes.append('no column parametrization: all runs count as "unknown"')
@@ -242,21 +267,59 @@ def _usable(tidy: pd.DataFrame, notes: list[str]) -> pd.Series[bool]:
     if unfinished.any():
         names = ", ".join(sorted(set(tidy["status"][unfinished])))
         notes.append(f"{int(unfinished.sum())} rows that are not finished runs (status {names}) dropped")
-    lost = ~said & ~unfinished & ~np.isfinite(tidy["loss"])
+    lost = ~said & ~unfinished & ~(tidy["loss"].abs() < ABSURD_LOSS)
     tidy["diverged"] = said | lost
     if said.any():
         notes.append(f"{int(said.sum())} diverged runs kept as divergences")
     if lost.any():
-        notes.append(f"{int(lost.sum())} rows with a loss that is NaN, infinite or absent counted as diverged")
+        notes.append(
+            f"{int(lost.sum())} rows with a loss that is NaN, infinite, absent or above {ABSURD_LOSS:g} counted as diverged"
+        )
     tidy.loc[tidy["diverged"], "loss"] = np.nan
     tidy["status"] = np.where(tidy["diverged"], "diverged", "complete")
     return ~unfinished
 
 
-def _without_duplicates(tidy: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
+def _lr_faults(tidy: pd.DataFrame, where: str) -> list[Fault]:
+    """An LR column in the wrong unit, or two that contradict each other: a verdict on them would be on nothing."""
+    import numpy as np
+
+    faults = []
+    high = tidy["log2_lr"].abs() > MAX_LOG2_LR
+    if (high & np.isfinite(tidy["log2_lr"])).any():
+        what = f"{int(high.sum())} values beyond +-{MAX_LOG2_LR}, first {_first(tidy['log2_lr'], high)}"
+        faults.append(Fault(f"{where}: column 'log2_lr'", what, "it holds log2 of the LR (-8 for 0.0039); give LRs as column lr"))
+    differs = (np.log2(tidy["lr"]) - tidy["log2_lr"]).abs() > 0.01
+    if differs.any():
+        what = f"contradicts column 'lr' in {int(differs.sum())} rows, first {_first(tidy['log2_lr'], differs)}"
+        faults.append(Fault(f"{where}: column 'log2_lr'", what, "remove one of the two, or map the right one with --column"))
+    return faults
+
+
+def _replicates(tidy: pd.DataFrame, frame: pd.DataFrame, where: str, notes: list[str]) -> pd.DataFrame:
+    """Rows of one (cell, LR, seed): the same run written twice counts once; other ones are replicates, unless a column tells them apart.
+
+    Raises DataError when a column that is not used here varies among them: they are different experiments, not seeds.
+    """
     # log2 of one LR written as 0.0039 and 0.00390625 are two LRs; 1e-9 octaves only undoes rounding.
     tidy = tidy.assign(log2_lr=tidy["log2_lr"].round(9))
-    repeated = tidy.duplicated([*CELL_COLUMNS, "log2_lr", "seed"], keep="first")
-    if repeated.any():
-        notes.append(f"{int(repeated.sum())} repeated runs of one (cell, learning rate, seed): the first is kept")
-    return tidy[~repeated]
+    key = [*CELL_COLUMNS, "log2_lr", "seed"]
+    copies = tidy.duplicated([*key, "loss", "diverged"], keep="first")
+    if copies.any():
+        notes.append(f"{int(copies.sum())} rows that repeat another one, loss included, are left out")
+        tidy = tidy[~copies]
+    repeated = tidy.duplicated(key, keep=False)
+    if not repeated.any():
+        return tidy
+    unused = [name for name in frame.columns if name not in CANONICAL]
+    groups = frame.loc[tidy.index[repeated], unused].groupby([tidy.loc[repeated, name].astype(str) for name in key])
+    telling = [str(name) for name in unused if (groups[name].nunique(dropna=False) == groups.size()).all()]
+    if telling:
+        what = (
+            f"{int(repeated.sum())} rows share parametrization, width, learning rate and seed, and differ in {', '.join(telling)}"
+        )
+        cure = f"a replicate: --column seed={telling[0]}; a parametrization: --column parametrization={telling[0]}; else one table each"
+        raise DataError(Fault(where, what, cure))
+    number = tidy[repeated].groupby(key, dropna=False).cumcount()
+    notes.append(f"{int(repeated.sum())} rows share their cell, learning rate and seed: taken as replicates (no column seed?)")
+    return tidy.assign(seed=tidy["seed"].where(~repeated, tidy["seed"] + "#" + number.reindex(tidy.index).astype(str)))

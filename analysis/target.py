@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from scaling.config import Fraction, Frozen, Positive, PositiveFloat
+from scaling.config import Depth, Fraction, Frozen, Positive, PositiveFloat
 
 
 class TargetGpus(Frozen):
@@ -25,18 +25,18 @@ class TargetConfig(Frozen):
     """Shape and budget of the large run. What is left out is as in the study."""
 
     name: str = "target"
-    width: Positive
-    depth: Positive | None = None
-    context: Positive | None = None
+    width: Annotated[int, Field(ge=1, le=2**20, strict=True)]
+    depth: Depth | None = None
+    context: Annotated[int, Field(ge=2, le=2**31 - 1, strict=True)] | None = None
     vocab_size: Positive | None = None
-    tokens: Annotated[int, Field(ge=1)]
+    tokens: Annotated[int, Field(ge=1, le=10**16, strict=True)]
     """Training tokens in all."""
     batch_tokens: Positive | None = None
     """Tokens a step."""
     gpus: TargetGpus | None = None
     horizon_exponent: Annotated[float, Field(ge=0, le=1)] = 0.5
     """LR goes with (tokens ratio / batch ratio)^-exponent; Complete(d)P (2512.22382) Table 1."""
-    horizon_exponent_range: tuple[float, float] = (0.3, 0.7)
+    horizon_exponent_range: tuple[Fraction, Fraction] = (0.3, 0.7)
     """What the exponent may be (Bjorck et al. 2409.19913); widens the LR's interval."""
     betas: Literal["keep", "scale"] = "keep"
     """scale: 1 - beta goes with batch ratio / tokens ratio (Complete(d)P)."""

@@ -114,7 +114,9 @@ class TransferFit:
 
     def sentence(self) -> str:
         """The verdict in one sentence."""
-        sizes = f"{self.axis}s {number(self.sizes()[0])} to {number(self.sizes()[-1])}" if self.optima else "no sizes"
+        many = len(self.optima) > 1
+        ends = f"{number(self.sizes()[0])}" + (f" to {number(self.sizes()[-1])}" if many else "") if self.optima else "none"
+        sizes = f"{self.axis}{'s' if many else ''} {ends}"
         slope = f"{number(self.slope.value)} octaves per doubling, 90 % interval {interval_text(self.slope.interval)}"
         centre = power_of_two(float(np.median([item.log2_lr for item in self.optima if item.usable] or [math.nan])))
         if self.verdict == "transfers":
@@ -136,18 +138,29 @@ class TransferFit:
             return f"{using} diverges"
         if math.isnan(regret.value):
             bound = regret.interval[0]
-            return f"{using} costs at least {number(bound, 3)} nats" if bound > 0 else f"what {using} costs cannot be read"
+            return f"{using} costs at least {number(bound, 3)} nats" if bound >= 0.0005 else f"what {using} costs cannot be read"
         return f"{using} costs {number(regret.value, 3)} nats {interval_text(regret.interval, 3)}"
 
     def _rows(self) -> tuple[list[str], list[list[str]]]:
-        header = [self.axis, "log2 LR*", "90 % interval", "best loss", "+0.25 % plateau", "LRs", "seeds", "remark"]
+        header = [
+            self.axis,
+            "log2 LR*",
+            "90 % interval",
+            "best loss",
+            "within 0.25 % of it",
+            "LRs fitted",
+            "runs",
+            "seeds",
+            "remark",
+        ]
         rows = []
         for size, item in zip(self.sizes(), self.optima, strict=True):
             bound = {"low": "<= ", "high": ">= "}.get(item.censored or "", "")
             plateau = item.plateaus.get(0.0025, UNKNOWN)
             rows.append(
                 [number(size), bound + number(item.log2_lr), interval_text(item.interval), number(item.best_loss, 4),
-                 interval_text(plateau), str(item.n_points), str(item.n_seeds), item.censored or ""]
+                 interval_text(plateau), str(item.n_points), f"{item.n_runs} of {item.n_finite + item.n_diverged}",
+                 str(item.n_seeds), item.censored or ""]
             )  # fmt: skip
         return header, rows
 
@@ -158,7 +171,14 @@ class TransferFit:
             for flag in item.flags:
                 said.setdefault(flag, []).append(number(size))
         flags = [f"  {self.axis} {', '.join(where)}: {flag}" for flag, where in said.items()]
-        noise = next((f"  noise of a run: {item.noise}" for item in self.optima if item.noise is not None), None)
+        noise = next(
+            (
+                f"  noise of a run at {self.axis} {number(size)}: {item.noise}"
+                for size, item in zip(self.sizes(), self.optima, strict=True)
+                if item.noise is not None
+            ),
+            None,
+        )
         return "\n".join([*lines, *([noise] if noise else []), *(f"  note: {note}" for note in self.notes), *flags])
 
     def _repr_html_(self) -> str:
@@ -261,7 +281,8 @@ def _verdict(
     slope_tolerance, regret_tolerance = tolerances
     usable = [item for item in optima if item.usable]
     if len(usable) < MIN_SIZES:
-        return "inconclusive", [f"only {len(usable)} {axis}s have an interior optimum, at least {MIN_SIZES} are needed"]
+        words = f"{len(usable)} of {len(optima)} {axis}s have an interior optimum, at least {MIN_SIZES} are needed"
+        return "inconclusive", [words]
     low, high = interval
     bounds = f"+-{number(slope_tolerance)} octaves per doubling"
     if low > slope_tolerance or high < -slope_tolerance:
@@ -293,6 +314,9 @@ def _cures(
             span = (low - 2, low) if item.censored == "low" else (high, high + 2)
             ends = f"{power_of_two(span[0])} and {power_of_two(span[1])}"
             cures.append(f"to decide: learning rates between {ends} at {axis} {size}")
+        elif item.censored == "unresolved" and not item.n_finite:
+            lowest = power_of_two(item.lowest_diverged)
+            cures.append(f"to decide: learning rates below {lowest} at {axis} {size}, where all runs diverged")
         elif item.censored == "unresolved":
             cures.append(f"to decide: more learning rates or seeds at {axis} {size}")
     usable = [item for item in optima if item.usable]

@@ -12,13 +12,22 @@ import math
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
-Positive = Annotated[int, Field(ge=1)]
+# Bounds keep a slip of the keyboard from filling the memory; strict, since YAML's `yes` is no number.
+Positive = Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)]
+Depth = Annotated[int, Field(ge=1, le=4096, strict=True)]
+Seed = Annotated[int, Field(ge=0, le=2**31 - 1, strict=True)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 Precision = Literal["fp32", "bf16", "fp16"]
+
+
+def fault_at(key: str, message: str) -> PydanticCustomError:
+    """A validator's complaint about several keys, to be shown at `key`."""
+    return PydanticCustomError("rule", "{message}", {"message": message, "key": key})
 
 
 class Frozen(BaseModel):
@@ -30,7 +39,7 @@ class Frozen(BaseModel):
 class ModelFamily(Frozen):
     """A decoder transformer without its width: the shape that a study holds fixed while the width grows."""
 
-    depth: Positive = 2
+    depth: Depth = 2
     """Number of blocks."""
     head_dim: Positive | None = None
     """Entries per attention head; heads grow with the width. Default 16, unless num_heads is given."""
@@ -38,7 +47,7 @@ class ModelFamily(Frozen):
     """Give this instead of head_dim to keep the number of heads and let head_dim grow with the width."""
     queries_per_kv: Positive = 1
     """Query heads that share one key/value head (grouped-query attention); 1 is multi-head attention."""
-    mlp_ratio: PositiveFloat = 4.0
+    mlp_ratio: Annotated[float, Field(gt=0, le=1024)] = 4.0
     """MLP width over model width; the product is rounded to a multiple of 8."""
     activation: Literal["gelu", "swiglu"] = "gelu"
     norm_gain: bool = False
@@ -49,16 +58,16 @@ class ModelFamily(Frozen):
     """The readout uses the embedding's matrix."""
     vocab_size: Positive | None = None
     """Default: the tokenizer's."""
-    context: Annotated[int, Field(ge=2)] = 128
+    context: Annotated[int, Field(ge=2, le=2**31 - 1, strict=True)] = 128
     """Tokens a sequence."""
     rope_base: PositiveFloat = 10_000.0
 
     @model_validator(mode="after")
     def _one_head_rule(self) -> Self:
         if self.head_dim is not None and self.num_heads is not None:
-            raise ValueError("give head_dim (heads grow with the width) or num_heads (head_dim grows), not both")
+            raise fault_at("num_heads", "give head_dim (heads grow with the width) or num_heads (head_dim grows), not both")
         if self.head_dim is not None and self.head_dim % 2:
-            raise ValueError(f"head_dim {self.head_dim} is odd; rotary positions rotate pairs of entries")
+            raise fault_at("head_dim", f"head_dim {self.head_dim} is odd; rotary positions rotate pairs of entries")
         return self
 
     def at(self, width: int, depth: int | None = None) -> ModelConfig:
@@ -87,14 +96,13 @@ class ModelConfig(ModelFamily):
         if self.width % unit:
             below, above = self.width // unit * unit, (self.width // unit + 1) * unit
             near = f"{below} or {above}" if below else str(above)
-            raise ValueError(f"width {self.width} is not divisible by {name} {unit}; nearest widths that are: {near}")
+            raise fault_at("width", f"width {self.width} is not divisible by {name} {unit}; nearest widths that are: {near}")
         if self.head_size % 2:
-            raise ValueError(f"head_dim {self.head_size} is odd; rotary positions rotate pairs of entries")
+            raise fault_at("width", f"head_dim {self.head_size} is odd; rotary positions rotate pairs of entries")
         if self.heads % self.queries_per_kv:
-            raise ValueError(
-                f"{self.heads} query heads (width {self.width}) cannot be shared evenly by groups of "
-                f"queries_per_kv {self.queries_per_kv}"
-            )
+            groups = f"groups of queries_per_kv {self.queries_per_kv}"
+            what = f"{self.heads} query heads (width {self.width}) cannot be shared evenly by {groups}"
+            raise fault_at("queries_per_kv", what)
         return self
 
     @property
@@ -146,7 +154,7 @@ class BaseShape(Frozen):
     """The shape at which every rule's factor is 1."""
 
     width: Positive = 64
-    depth: Positive | None = None
+    depth: Depth | None = None
     """Default: the depth of the model."""
 
 
@@ -178,7 +186,8 @@ class ScheduleConfig(Frozen):
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
         if self.kind == "wsd" and self.warmup_fraction + self.decay_fraction > 1:
-            raise ValueError(f"warmup_fraction {self.warmup_fraction} and decay_fraction {self.decay_fraction} together exceed 1")
+            together = f"warmup_fraction {self.warmup_fraction} and decay_fraction {self.decay_fraction} together exceed 1"
+            raise fault_at("decay_fraction", together)
         return self
 
 
@@ -196,14 +205,28 @@ class DataConfig(Frozen):
     dtype: Literal["uint8", "uint16", "uint32"] = "uint16"
     """Type of the tokens in .bin files."""
     tokenizer: Literal["bytes", "bpe"] = "bytes"
-    bpe_vocab_size: Annotated[int, Field(ge=257)] = 4096
+    bpe_vocab_size: Annotated[int, Field(ge=257, le=2**20, strict=True)] = 4096
     validation_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.05
     """Share of the documents held out."""
-    synthetic_tokens: Positive = 4_000_000
-    synthetic_vocab: Annotated[int, Field(ge=2, le=4096)] = 64
+    synthetic_tokens: Annotated[int, Field(ge=1, le=2**30, strict=True)] = 4_000_000
+    synthetic_vocab: Annotated[int, Field(ge=2, le=4096, strict=True)] = 64
     synthetic_zipf: PositiveFloat = 1.2
     sha256: str | None = None
     """Expected fingerprint of the corpus; a study pins it, so that no run is trained on other data."""
+
+    @model_validator(mode="after")
+    def _keys_fit_the_source(self) -> Self:
+        from_files = self.source in ("text", "jsonl", "parquet")
+        if self.paths and not from_files:
+            raise fault_at("paths", f"source {self.source!r} reads no paths; choose source text, jsonl or parquet")
+        if (self.train_bin or self.validation_bin) and self.source != "bin":
+            key = "train_bin" if self.train_bin else "validation_bin"
+            raise fault_at(key, f"source {self.source!r} reads no .bin files; choose source bin")
+        if self.source == "bin" and self.train_bin is not None and self.train_bin == self.validation_bin:
+            raise fault_at("validation_bin", "is the training file: its loss would not be a held-out one")
+        if self.tokenizer == "bpe" and self.source in ("bin", "zipf-markov"):
+            raise fault_at("tokenizer", f"source {self.source!r} has tokens already; leave the tokenizer out")
+        return self
 
 
 class TrainingConfig(Frozen):
@@ -220,14 +243,15 @@ class TrainingConfig(Frozen):
     validation_sequences: Positive = 256
     validate_every_steps: Positive | None = None
     """Default: only at the end."""
-    data_seed: Annotated[int, Field(ge=0)] = 0
-    seed: Annotated[int, Field(ge=0)] = 0
+    data_seed: Seed = 0
+    seed: Seed = 0
     """Seed of the initialization."""
 
     @model_validator(mode="after")
     def _batch_splits(self) -> Self:
         if self.micro_batch_size and self.batch_size % self.micro_batch_size:
-            raise ValueError(f"batch_size {self.batch_size} is not a multiple of micro_batch_size {self.micro_batch_size}")
+            what = f"batch_size {self.batch_size} is not a multiple of micro_batch_size {self.micro_batch_size}"
+            raise fault_at("micro_batch_size", what)
         return self
 
 
@@ -235,7 +259,7 @@ class RuntimeConfig(Frozen):
     """Where a run is made and what it writes on the way; not part of the run's identity."""
 
     device: Literal["cpu", "cuda"] = "cpu"
-    threads: Positive = 1
+    threads: Annotated[int, Field(ge=1, le=1024, strict=True)] = 1
     checkpoint_every_steps: Positive | None = None
     log_every_steps: Positive = 10
 

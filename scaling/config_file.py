@@ -10,7 +10,7 @@ import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from scaling.errors import ConfigError, Fault
+from scaling.errors import ConfigError, Fault, UserError
 
 Config = TypeVar("Config", bound=BaseModel)
 KeyPath = tuple[str | int, ...]
@@ -32,6 +32,16 @@ class _Loader(yaml.SafeLoader):
 
 _Loader.yaml_implicit_resolvers = {key: list(value) for key, value in yaml.SafeLoader.yaml_implicit_resolvers.items()}
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
+
+
+# A date that does not exist, a number of thousands of digits and a node inside itself are not yaml.YAMLErrors.
+NOT_YAML = (yaml.YAMLError, ValueError, OverflowError, RecursionError)
+
+
+def _problem(error: BaseException) -> str:
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply, or holds itself"
+    return str(getattr(error, "problem", None) or error)
 
 
 @dataclass
@@ -61,15 +71,18 @@ def read_yaml(path: Path) -> ConfigSource:
     try:
         node = yaml.compose(text, Loader=_Loader)
         values = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
+    except NOT_YAML as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise ConfigError(Fault(where, f"is not YAML: {getattr(error, 'problem', error)}")) from None
+        raise ConfigError(Fault(where, f"is not YAML: {_problem(error)}")) from None
     if not isinstance(node, yaml.MappingNode):
         raise ConfigError(Fault(str(path), "holds no mapping of keys to values at its top"))
     source = ConfigSource(values, str(path))
     faults: list[Fault] = []
-    _walk(node, (), str(path), source.places, faults)
+    try:
+        _walk(node, (), str(path), source.places, faults)
+    except RecursionError as error:
+        faults = [Fault(str(path), f"is not YAML: {_problem(error)}")]
     if faults:
         raise ConfigError(*faults)
     return source
@@ -106,8 +119,8 @@ def apply_overrides(source: ConfigSource, overrides: Sequence[str]) -> None:
                 raise ConfigError(Fault(where, f"{part!r} holds a value, not keys"))
         try:
             target[path[-1]] = yaml.load(text, Loader=_Loader)
-        except yaml.YAMLError as error:
-            raise ConfigError(Fault(where, f"the value is not YAML: {error}")) from None
+        except NOT_YAML as error:
+            raise ConfigError(Fault(where, f"the value is not YAML: {_problem(error)}")) from None
         for length in range(1, len(path) + 1):
             source.places[path[:length]] = where
 
@@ -117,7 +130,44 @@ def build(schema: type[Config], source: ConfigSource) -> Config:
     try:
         return schema.model_validate(source.values)
     except ValidationError as error:
-        raise ConfigError(*[_fault(schema, source, detail) for detail in error.errors()]) from None
+        raise _another_kind(schema, source) or ConfigError(*_faults(schema, source, error)) from None
+    except (OverflowError, RecursionError) as error:
+        raise ConfigError(Fault(source.name, f"holds a number that is too large: {error}")) from None
+
+
+KINDS = {
+    "a study": {"widths", "log2_lr", "parametrizations"},
+    "a run": {"model", "parametrization"},
+    "a target": {"width", "tokens"},
+}
+"""Keys that tell the three kinds of files apart."""
+
+
+def _another_kind(schema: type[BaseModel], source: ConfigSource) -> ConfigError | None:
+    """A study given where a run is wanted, and the like: one fault instead of one for every key."""
+    given = set(source.values)
+    wanted = next((kind for kind, keys in KINDS.items() if keys <= set(schema.model_fields)), None)
+    is_kind = next((kind for kind, keys in KINDS.items() if keys <= given), None)
+    if wanted is None or is_kind is None or is_kind == wanted or 2 * len(KINDS[wanted] & given) > len(KINDS[wanted]):
+        return None
+    what = f"holds {is_kind} ({', '.join(sorted(KINDS[is_kind]))}), and {wanted} is wanted here"
+    return ConfigError(Fault(source.name, what, f"give the file of {wanted}: it has {', '.join(sorted(KINDS[wanted]))}"))
+
+
+def _faults(schema: type[BaseModel], source: ConfigSource, error: ValidationError) -> list[Fault]:
+    """Every fault once: of a union's members, all refuse a wrong value."""
+    faults = {fault.where: fault for fault in reversed([_fault(schema, source, detail) for detail in error.errors()])}
+    return list(reversed(faults.values()))
+
+
+def locate(error: UserError, source: ConfigSource) -> UserError:
+    """The same error with every fault about a key ("data.paths") at the line that holds the key."""
+    faults = []
+    for fault in error.faults:
+        key = fault.where.partition(":")[0].partition("[")[0]
+        about_key = re.fullmatch(r"[a-z_0-9]+(\.[a-z_0-9]+)+", key) and not key.endswith((".yaml", ".yml", ".bin", ".csv"))
+        faults.append(replace(fault, where=f"{source.place(tuple(key.split('.')))}: {fault.where}") if about_key else fault)
+    return type(error)(*faults)
 
 
 def load_config(path: Path, schema: type[Config], overrides: Sequence[str] = ()) -> Config:
@@ -128,7 +178,8 @@ def load_config(path: Path, schema: type[Config], overrides: Sequence[str] = ())
 
 
 def _fault(schema: type[BaseModel], source: ConfigSource, detail: ErrorDetails) -> Fault:
-    path = _written_path(detail["loc"], source.values)
+    context = detail.get("ctx", {})
+    path = _written_path((*detail["loc"], *([context["key"]] if "key" in context else [])), source.values)
     where = f"{source.place(path)}: {dotted(path)}" if path else source.name
     message = str(detail["msg"]).removeprefix("Value error, ")
     if detail["type"] == "extra_forbidden":
@@ -139,9 +190,13 @@ def _fault(schema: type[BaseModel], source: ConfigSource, detail: ErrorDetails) 
     if detail["type"] == "missing":
         return Fault(where, "missing", f"add the key {path[-1]!r}")
     given = detail.get("input")
-    if detail["type"] != "value_error" and not isinstance(given, dict):
+    if detail["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        inner = _fields_at(schema, path)
+        return Fault(where, f"needs keys below it, not the value {given!r}", f"keys: {', '.join(sorted(inner))}")
+    if detail["type"] == "invalid_key":
+        return Fault(f"{source.name}: {path[-1]!r}", "is no key: keys are words", "write it as a word, or remove it")
+    if detail["type"] not in ("value_error", "rule") and not isinstance(given, dict):
         message += f" (given: {given!r})"
-    context = detail.get("ctx", {})
     near = difflib.get_close_matches(str(given), re.findall(r"'([^']+)'", str(context.get("expected", ""))), n=1)
     return Fault(where, message, f"did you mean {near[0]!r}?" if near else "")
 

@@ -6,8 +6,11 @@ Assertions are for our own invariants; everything a user can cause is a `UserErr
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -22,8 +25,22 @@ class Fault:
     cure: str = ""
 
     def __str__(self) -> str:
-        text = f"{self.where}: {self.what}" if self.where else self.what
-        return f"{text}\n    cure: {self.cure}" if self.cure else text
+        text = f"{_short(self.where, 200)}: {_short(self.what)}" if self.where else _short(self.what)
+        return f"{text}\n    cure: {_short(self.cure)}" if self.cure else text
+
+
+def _short(text: str, limit: int = 500) -> str:
+    """`text`, its middle left out when it would fill the screen."""
+    return text if len(text) <= limit else f"{text[: limit * 2 // 3]} [...] {text[-limit // 4 :]}"
+
+
+def program() -> str:
+    """How this program was started, for messages that say what to type: `mutransfer` where the shell finds it, else its path."""
+    started = Path(sys.argv[0])
+    if started.name != "mutransfer" or shutil.which("mutransfer") == str(started):
+        return "mutransfer"
+    inside = started.is_absolute() and started.is_relative_to(Path.cwd())
+    return str(started.relative_to(Path.cwd()) if inside else started)
 
 
 class UserError(Exception):
@@ -57,7 +74,8 @@ class MissingExtra(UserError):
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
         self.package, self.extra, self.purpose = package, extra, purpose
-        super().__init__(Fault("", f"{purpose} needs the package {package!r}", f"pip install 'mutransfer[{extra}]'"))
+        cure = f"{sys.executable} -m pip install {package}   (the extra {extra!r} of mutransfer)"
+        super().__init__(Fault("", f"{purpose} needs the package {package!r}", cure))
 
     def __reduce__(self) -> tuple[type[UserError], tuple[str, str, str]]:  # type: ignore[override]
         return type(self), (self.package, self.extra, self.purpose)

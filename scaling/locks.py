@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import fcntl
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
+
+from scaling.errors import Fault, StudyError, program
+
+LOCK_TRIES = 10
 
 
 class Busy(Exception):
@@ -36,3 +41,14 @@ def acquire(path: Path, *, blocking: bool = True) -> IO[str]:
         file.close()
         raise
     return file
+
+
+def driver_lock(study_dir: Path) -> IO[str]:
+    """The lock of the study's one driver; closing the file gives it back. Raises StudyError when another driver holds it."""
+    for _ in range(LOCK_TRIES):
+        try:
+            return acquire(study_dir / ".driver.lock", blocking=False)
+        except Busy:
+            time.sleep(0.05)  # `status` takes it for a moment, to see whether it is free.
+    cure = f"wait for it, or watch it: {program()} status {study_dir}"
+    raise StudyError(Fault(str(study_dir), "another driver works on this study", cure))

@@ -251,6 +251,8 @@ def horizon_betas(optimizer: OptimizerConfig, steps_ratio: float) -> tuple[float
         complement = (1 - beta) / steps_ratio
         if complement >= 1:
             raise ValueError(f"1 - {name} = {1 - beta:g} / S = {complement:.3g} reaches 1 at S = {steps_ratio:.3g}")
+        if 1 - complement >= 1:
+            raise ValueError(f"1 - {name} = {1 - beta:g} / S vanishes at S = {steps_ratio:.3g}")
         betas.append(1 - complement)
     return betas[0], betas[1]
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import yaml
 
 from scaling.config import Frozen, RunConfig
-from scaling.errors import Fault, StudyError
+from scaling.errors import Fault, StudyError, raise_all
 
 SCHEMA_VERSION = 1
 
@@ -89,22 +89,29 @@ def read_record(directory: Path) -> RunRecord | None:
     """The record in a run directory, or None while the run is not finished."""
     path = directory / "record.json"
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+        return RunRecord.model_validate_json(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    try:
-        return RunRecord.model_validate_json(text)
-    except ValueError as error:
+    except (ValueError, OSError):
         cure = f"delete {path.parent} and run the study again: only that run is repeated"
-        raise StudyError(Fault(str(path), f"is not a run record of schema {SCHEMA_VERSION}: {error}", cure)) from None
+        raise StudyError(Fault(str(path), f"is not a run record of schema {SCHEMA_VERSION}", cure)) from None
 
 
 def read_records(study_dir: Path) -> Iterator[RunRecord]:
-    """Records of all finished runs, ordered by run_id."""
+    """Records of all finished runs, ordered by run_id. Raises StudyError naming every record that is damaged or misplaced."""
+    faults: list[Fault] = []
     for directory in sorted((study_dir / "runs").glob("*")):
-        record = read_record(directory)
-        if record is not None:
+        try:
+            record = read_record(directory)
+        except StudyError as error:
+            faults += error.faults
+            continue
+        if record is not None and record.run_id != directory.name:
+            what = f"is the record of run {record.run_id}"
+            faults.append(Fault(str(directory / "record.json"), what, f"delete {directory}: the run is made again"))
+        elif record is not None:
             yield record
+    raise_all(faults, StudyError)
 
 
 class MetricsLog:

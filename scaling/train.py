@@ -23,12 +23,14 @@ from scaling.accounting import parameter_counts, run_flops
 from scaling.checkpoint import load_checkpoint, remove_checkpoint, save_checkpoint
 from scaling.config import RunConfig
 from scaling.data import Corpus, train_batch, validation_batches
-from scaling.errors import ConfigError, Fault
+from scaling.errors import ConfigError, Fault, StudyError
 from scaling.model import build_model
 from scaling.optimizer import build_optimizer, set_lr
 from scaling.records import MetricsLog, RunRecord, read_record, write_config, write_record
 
 VALIDATION_BATCH = 32
+BLOWN_UP = 1.05
+"""A final loss above this many times the first batch's, before any update, is a divergence."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,7 @@ def train_run(
     """
     finished = read_record(directory)
     if finished is not None:
+        _require_same_run(finished, run, corpus, directory)
         return finished
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     trainer, state = Trainer(run, corpus), _State()
@@ -162,6 +165,15 @@ def train_run(
     write_record(directory, record)
     remove_checkpoint(directory)
     return record
+
+
+def _require_same_run(record: RunRecord, run: RunConfig, corpus: Corpus, directory: Path) -> None:
+    cure = "give another folder: --out DIR"
+    if record.run_id != run.run_id:
+        raise StudyError(Fault(str(directory), f"holds another run, {record.run_id}; this config is {run.run_id}", cure))
+    if record.data_sha256 != corpus.sha256:
+        what = f"holds this run on other data (SHA-256 {record.data_sha256[:12]}; the data are {corpus.sha256[:12]} now)"
+        raise StudyError(Fault(str(directory), what, cure))
 
 
 def _loop(
@@ -194,8 +206,9 @@ def _loop(
             save_checkpoint(directory, {"run_id": run.run_id, "state": vars(state).copy(), **trainer.state_dict()})
     final = math.inf if state.diverged else trainer.validate()
     clock.update()
-    # A run that ends no better than it began has learned nothing: the same result as a NaN, seen without one.
-    state.diverged = state.diverged or state.initial_loss is None or not final < state.initial_loss
+    # A run that ends well above where it began blew up: the same result as a NaN, seen without one. One that ends where it began
+    # (LR too low, too few steps) has a loss like any other.
+    state.diverged = state.diverged or state.initial_loss is None or not final < BLOWN_UP * state.initial_loss
     log.write({"step": state.step, "validation_loss": None if state.diverged else final})
     return None if state.diverged else final
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scaling.errors import ConfigError, Fault, StudyError, UserError
+from scaling.errors import ConfigError, Fault, StudyError, UserError, program
 from sweeps import cli_analysis, cli_run
 from sweeps.cli_common import (
     DOTTED,
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from sweeps.driver import Outcome
     from sweeps.study_dir import Study
 
+BAD_PATH = (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ENOENT, errno.ELOOP)
+
 app = typer.Typer(
     name="mutransfer",
     help="From cheap proxy runs to the hyperparameters of a large training run, with evidence.",
@@ -47,10 +49,14 @@ Jobs = Annotated[int | None, typer.Option(min=1, help="Worker processes; default
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 
-def _open(context: typer.Context, path: Path, out: Path | None, settings: list[str] | None) -> Study:
+def _open(context: typer.Context, path: Path, out: Path | None, settings: list[str] | None, *, save: bool = True) -> Study:
     from sweeps.study_dir import open_study
 
-    return open_study(path, out, overrides(settings or [], context.args))
+    study = open_study(path, out, overrides(settings or [], context.args), save=save)
+    if study.changes:
+        words = "; ".join(study.changes)
+        messages().print(f"{study.directory} changes, finished runs are kept: {words}", markup=False, highlight=False)
+    return study
 
 
 def _drive(study: Study, jobs: int | None) -> Outcome:
@@ -66,17 +72,17 @@ def _outcome_text(study: Study, outcome: Outcome) -> str:
     from sweeps.progress import duration
 
     done = f"{outcome.complete} complete, {outcome.diverged} diverged, {len(outcome.failed)} failed of {outcome.planned} runs"
-    if not outcome.made and not outcome.failed:
+    if not outcome.made and not outcome.failed and not outcome.missing:
         return f"Nothing left to do in {study.directory}: {done}."
     lines = [f"Made {outcome.made} runs in {duration(outcome.wall_s)}: {done}."]
     lines += [f"  failed {run_id}: {reason}" for run_id, reason in outcome.failed.items()]
     if outcome.failed:
-        lines.append(f"Read runs/RUN_ID/error.txt, then type: mutransfer retry {study.directory}")
+        lines.append(f"Read runs/RUN_ID/error.txt, then type: {program()} retry {study.directory}")
     return "\n".join(lines)
 
 
 def _outcome_document(study: Study, outcome: Outcome) -> dict[str, Any]:
-    keys = ("planned", "made", "complete", "diverged", "failed", "wall_s")
+    keys = ("planned", "made", "complete", "diverged", "missing", "failed", "wall_s")
     return {"study": str(study.directory)} | {key: getattr(outcome, key) for key in keys}
 
 
@@ -88,7 +94,7 @@ def study_command(
     study = _open(context, path, out, settings)
     outcome = _drive(study, jobs)
     messages().print(_outcome_text(study, outcome), markup=False, highlight=False)
-    if outcome.failed:
+    if outcome.failed or outcome.missing:
         answer(_outcome_document(study, outcome), "", json)
         return NOT_OK
     return cli_analysis.conclude(study, _outcome_document(study, outcome), json)
@@ -102,7 +108,7 @@ def run_command(
     study = _open(context, path, out, settings)
     outcome = _drive(study, jobs)
     answer(_outcome_document(study, outcome), _outcome_text(study, outcome), json)
-    return NOT_OK if outcome.failed else OK
+    return NOT_OK if outcome.failed or outcome.missing else OK
 
 
 @app.command("plan", context_settings=DOTTED)
@@ -119,7 +125,7 @@ def plan_command(
     from sweeps.driver import default_jobs
     from sweeps.plan_table import plan_document, plan_text
 
-    study = _open(context, path, out, settings)
+    study = _open(context, path, out, settings, save=False)
     document = plan_document(study, jobs or default_jobs(), timing)
     answer(document, lambda: plan_text(document), json)
     return OK
@@ -139,15 +145,19 @@ def status_command(path: StudyPath, out: Out = None, json: Json = False) -> int:
 @app.command("retry")
 def retry_command(path: StudyPath, out: Out = None, jobs: Jobs = None, json: Json = False) -> int:
     """Forget the failures of a study's runs and make those runs again."""
+    from scaling.locks import driver_lock
+    from scaling.records import read_records
     from sweeps.queue import Queue
     from sweeps.study_dir import find_study
 
     study = find_study(path, out)
-    forgotten = Queue(study.directory, study.config).forget_failures()
+    with driver_lock(study.directory):
+        finished = {record.run_id for record in read_records(study.directory)}
+        forgotten = Queue(study.directory, study.config).forget_failures(finished)
     messages().print(f"{forgotten} failed runs will be made again.", highlight=False)
     outcome = _drive(study, jobs)
     answer(_outcome_document(study, outcome), _outcome_text(study, outcome), json)
-    return NOT_OK if outcome.failed else OK
+    return NOT_OK if outcome.failed or outcome.missing else OK
 
 
 cli_analysis.register(app)
@@ -177,7 +187,11 @@ def _main() -> int:
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
             cure = "give a folder that you may write to: --out DIR"
             return report_error(StudyError(Fault(str(error.filename or ""), f"cannot be written: {error.strerror}", cure)))
+        if error.errno in BAD_PATH:
+            return report_error(StudyError(Fault(str(error.filename), f"{error.strerror}".lower(), "give another path")))
         raise
+    except MemoryError:
+        return report_error(ConfigError(Fault("", "not enough memory for what the config asks", "make it smaller")))
     except typer.Exit as stop:
         return int(stop.exit_code)
     except Exception as error:
@@ -187,6 +201,8 @@ def _main() -> int:
 def _usage_error(error: Exception) -> int:
     """Typer's own complaints about options and arguments; anything else is a bug and keeps its traceback."""
     message = getattr(error, "format_message", None)
+    if message is None and "allocate memory" in str(error):
+        return report_error(ConfigError(Fault("", "not enough memory for what the config asks", "make it smaller")))
     if message is None:
         raise error
     text = message()

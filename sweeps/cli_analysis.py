@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scaling.errors import ConfigError, Fault, StudyError
+from scaling.errors import ConfigError, Fault, StudyError, program
 from sweeps.cli_common import NOT_OK, OK, answer, json_safe
 
 if TYPE_CHECKING:
@@ -46,14 +46,15 @@ def transfer_command(
 ) -> int:
     """Whether the best learning rate stays as the width grows: slope, regret, verdict, each with an interval."""
     study = _study_of(table)
-    _, fits = _judge(table, study, columns or (), slope_tolerance, regret_tolerance)
+    runs, fits = _judge(table, study, columns or (), slope_tolerance, regret_tolerance)
     if parametrization is not None and parametrization not in fits:
         raise ConfigError(
             Fault("--parametrization", f"{parametrization!r} is not in the table", f"choose from: {', '.join(fits)}")
         )
     chosen = {parametrization: fits[parametrization]} if parametrization else fits
-    document = {"parametrizations": {kind: fit.to_dict() for kind, fit in chosen.items()}}
-    answer(document, lambda: "\n\n".join(str(fit) for fit in chosen.values()), json)
+    document = {"parametrizations": {kind: fit.to_dict() for kind, fit in chosen.items()}, "notes": list(runs.notes)}
+    notes = [f"table: {note}" for note in runs.notes]
+    answer(document, lambda: "\n\n".join([*map(str, chosen.values()), "\n".join(notes)]), json)
     return _exit_code(chosen)
 
 
@@ -69,14 +70,16 @@ def recommend_command(
 ) -> int:
     """The config of the large run: every hyperparameter with its derivation, interval and how far it extrapolates."""
     study = _study_of(table)
-    _, fits = _judge(table, study, columns or ())
+    runs, fits = _judge(table, study, columns or ())
     file = _target_file(study, target)
     if file is None:
         raise ConfigError(Fault("--target", "no target is named", "give one: --target configs/targets/large.yaml"))
-    recommendation = _recommend(_template_of_table(table, run, fits) if study is None else _template(study, fits), fits, file)
+    template = _template(study, fits) if study else _template_of_table(table, run, fits)
+    recommendation = _recommend(template, fits, file)
     if out is not None:
         write_config_file(out, recommendation)
-    answer(recommendation.to_dict(), lambda: str(recommendation), json)
+    document = recommendation.to_dict() | {"notes": list(runs.notes)}
+    answer(document, lambda: "\n".join([str(recommendation), *(f"table: {note}" for note in runs.notes)]), json)
     return _exit_code(fits)
 
 
@@ -107,18 +110,23 @@ def conclude(study: Study, document: dict[str, Any], as_json: bool, target: Path
         "report": str(report),
         "runs": str(runs),
         "parametrizations": {kind: fit.to_dict() for kind, fit in fits.items()},
+        "notes": list(table.notes),
         "best_losses": {"width": comparison.width, **comparison.losses} if comparison else None,
         "recommendation": recommendation.to_dict() if recommendation else None,
     }
     write_atomic(study.directory / "transfer.json", _dumps({"parametrizations": document["parametrizations"]}))
-    lines = [fit.sentence() for fit in fits.values()]
+    lines = []
+    for fit in fits.values():
+        undecided = fit.reasons if fit.verdict == "inconclusive" else ()
+        lines += [fit.sentence(), *(f"    {reason}" for reason in undecided)]
+    lines += [f"note: {note}" for note in table.notes[1:]]
     lines += [comparison.sentence()] if comparison else []
     if recommendation is not None:
         config = study.directory / "recommended.yaml"
         write_config_file(config, recommendation)
         write_atomic(study.directory / "recommendation.json", _dumps(recommendation.to_dict()))
         lines += ["", str(recommendation).split("\n", 1)[0], *(f"  ! {warning}" for warning in recommendation.warnings)]
-        lines += ["", f"the large run's config:  {config}", f"why, step by step:       mutransfer recommend {study.directory}"]
+        lines += ["", f"the large run's config:  {config}", f"why, step by step:       {program()} recommend {study.directory}"]
     lines += [f"the runs as a table:     {runs}", f"the report with plots:   {report}"]
     answer(document, "\n".join(lines), as_json)
     return _exit_code(fits)
@@ -181,7 +189,7 @@ def _judge(
         if not separator:
             raise ConfigError(Fault(f"--column {column}", "is not of the form NAME=COLUMN", "for example --column lr=base_lr"))
         mapping[name] = actual
-    table = load_table(study.directory if study else path, mapping)
+    table = load_table(study.directory if study else path, mapping, study.config.owns if study else None)
     defaults = study.config.tolerances if study else TransferTolerances()
     slope = defaults.slope if slope_tolerance is None else slope_tolerance
     regret = defaults.regret if regret_tolerance is None else regret_tolerance
@@ -211,23 +219,33 @@ def _template(study: Study, fits: Mapping[str, TransferFit]) -> RunConfig:
     """A run of the study in the parametrization that the recommendation starts from."""
     from analysis.report import preferred
 
-    config, preference = study.config, preferred(fits).parametrization
-    kind = next(kind for kind in config.parametrizations if kind == preference)
-    return config.run(kind, max(config.widths), config.log2_lr.low, 0)
+    preference = preferred(fits).parametrization
+    return study.config.template(next(kind for kind in study.config.parametrizations if kind == preference))
 
 
-def _template_of_table(table: Path, run: Path | None, fits: Mapping[str, TransferFit]) -> RunConfig:
-    """What a table of runs leaves out (base shape, schedule, betas), from the config of one of its runs."""
+def _template_of_table(path: Path, run: Path | None, fits: Mapping[str, TransferFit]) -> RunConfig:
+    """What a table of runs leaves out (base shape, schedule, betas), from the config of one of its runs.
+
+    Raises ConfigError where the config contradicts the table.
+    """
     from analysis.report import preferred
     from sweeps.cli_run import load_run
 
     if run is None:
         cure = "give the config of one of them: --run configs/models/base.yaml"
-        raise ConfigError(Fault(str(table), "a table does not say what its runs have in common", cure))
-    template, kind = load_run(run, ()), preferred(fits).parametrization
-    if template.parametrization.kind != kind:
-        what = f"is a run under {template.parametrization.kind}, and the table's fit is of {kind}"
-        raise ConfigError(Fault(f"{run}: parametrization.kind", what, "give the config of a run of the table"))
+        raise ConfigError(Fault(str(path), "a table does not say what its runs have in common", cure))
+    template, fit, cure = load_run(run, ()), preferred(fits), "give the config of a run of the table"
+    kind, faults = template.parametrization.kind, []
+    if fit.parametrization not in (kind, "unknown"):
+        what = f"is a run under {kind}, and the table's fit is of {fit.parametrization}"
+        faults.append(Fault(f"{run}: parametrization.kind", what, cure))
+    stated = {"model.depth": template.model.depth, "training: tokens": template.tokens, "training: batch": template.batch_tokens}
+    for (key, value), column in zip(stated.items(), ("depth", "tokens", "batch_tokens"), strict=True):
+        measured = {item.cell.size(column) for item in fit.optima} - {float("nan")}
+        if not any(size != size or size == value for size in measured):
+            faults.append(Fault(f"{run}: {key}", f"is {value}, and the table's {column} is {sorted(measured)[0]:.12g}", cure))
+    if faults:
+        raise ConfigError(*faults)
     return template
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from scaling.errors import ConfigError, Fault, UserError
+from scaling.errors import ConfigError, Fault, UserError, program
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 OK, NOT_OK, WRONG_USE = 0, 1, 2
+SHOWN_FAULTS = 10
+"""A message stays within a screen."""
 DOTTED = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Context settings of commands that take `--a.b value` as short for `--set a.b=value`."""
 
@@ -74,8 +77,12 @@ def report_error(error: UserError) -> int:
     console = messages()
     head = f"{len(error.faults)} faults" if len(error.faults) > 1 else "error"
     console.print(f"{head}:" if error.exit_code == WRONG_USE else "stopped:", style="bold red", highlight=False)
-    for fault in error.faults:
+    for fault in error.faults[:SHOWN_FAULTS]:
         console.print(f"  {fault}", markup=False, highlight=False)
+    if len(error.faults) > SHOWN_FAULTS:
+        console.print(f"  ... and {len(error.faults) - SHOWN_FAULTS} more", highlight=False)
+    if "--json" in sys.argv[1:]:
+        print(json.dumps({"errors": [vars(fault) for fault in error.faults]}, indent=1))
     return error.exit_code
 
 
@@ -90,4 +97,4 @@ def stop_on_sigterm() -> None:
 
 def command_line() -> str:
     """This command as it was typed."""
-    return " ".join(["mutransfer", *sys.argv[1:]])
+    return " ".join([program(), shlex.join(sys.argv[1:])])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scaling.errors import ConfigError, Fault
+from scaling.errors import ConfigError, Fault, StudyError, UserError
 from sweeps.cli_common import DOTTED, NOT_OK, OK, answer, messages, overrides
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.
 def load_run(path: Path, settings: Sequence[str]) -> RunConfig:
     """A RunConfig from YAML, with the vocabulary filled in from the tokenizer when it is not given."""
     from scaling.config import RunConfig
-    from scaling.config_file import apply_overrides, build, read_yaml
+    from scaling.config_file import apply_overrides, build, locate, read_yaml
     from scaling.data import vocabulary_size
     from sweeps.study_dir import absolute_paths
 
@@ -34,7 +34,10 @@ def load_run(path: Path, settings: Sequence[str]) -> RunConfig:
     apply_overrides(source, settings)
     run = build(RunConfig, source)
     if run.model.vocab_size is None:
-        vocabulary = vocabulary_size(run.data)
+        try:
+            vocabulary = vocabulary_size(run.data)
+        except UserError as error:
+            raise locate(error, source) from None
         if vocabulary is None:
             raise ConfigError(Fault(f"{path}: model.vocab_size", "is needed with data.source bin", "add it"))
         run = run.model_copy(update={"model": run.model.model_copy(update={"vocab_size": vocabulary})})
@@ -63,6 +66,8 @@ def train_command(
     run = load_run(path, overrides(settings or [], context.args))
     console, started = messages(), time.perf_counter()
     corpus = prepare(run.data, context=run.model.context, vocab_size=run.model.vocab_size)
+    # The run's name says which data it was trained on.
+    run = run.model_copy(update={"data": run.data.model_copy(update={"sha256": corpus.sha256})})
     console.print(f"data: {corpus.description}", markup=False, highlight=False)
 
     def show(progress: Progress) -> None:
@@ -70,6 +75,8 @@ def train_command(
         console.print(f"step {progress.step}/{progress.steps}  loss {progress.loss:.4f}  {seconds:.0f}s", highlight=False)
 
     directory = out or Path("runs") / run.run_id
+    if (directory / "study.yaml").exists():
+        raise StudyError(Fault(f"--out {directory}", "is a study's directory", "give a run a folder of its own"))
     with file_lock(directory / ".lock"):
         record = train_run(run, directory, corpus, show)
     loss = "diverged" if record.loss is None else f"validation loss {record.loss:.4f} nats per token"

@@ -5,6 +5,7 @@ Owns the study's life on one machine. Killed at any moment, the next driver find
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import time
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scaling.errors import Fault, Interrupted, StudyError
-from scaling.locks import Busy, acquire
+from scaling.locks import driver_lock
 from scaling.records import RunRecord, read_records
 from sweeps.plan import PlannedRun, make_plan
 from sweeps.study import StudyConfig
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from sweeps.queue import Claim, Queue
 
 MAX_ATTEMPTS = 2
+MAX_DEATHS = 6
 
 
 @dataclass
@@ -50,6 +52,8 @@ class Outcome:
     diverged: int
     failed: dict[str, str]
     """run_id -> reason, for runs out of attempts."""
+    missing: int
+    """Runs that are neither made nor failed."""
     wall_s: float
     run_wall_s: float
     """Sum over this driver's runs of the time spent in them."""
@@ -85,12 +89,14 @@ class Driver:
             self._stop()
         planned = {planned.run_id for planned in self._plan}
         records = [record for run_id, record in self._results.items() if run_id in planned]
+        failures = self._queue.failures(self._results)
         return Outcome(
             planned=len(planned),
             made=self._made,
             complete=sum(record.status == "complete" for record in records),
             diverged=sum(record.status == "diverged" for record in records),
-            failed={run_id: reason for run_id, reason in self._queue.failures().items() if run_id in planned},
+            failed={run_id: reason for run_id, reason in failures.items() if run_id in planned},
+            missing=len([run_id for run_id in planned if run_id not in self._results and run_id not in failures]),
             wall_s=time.perf_counter() - started,
             run_wall_s=self._run_wall_s,
             overhead_s=tuple(self._overheads),
@@ -127,7 +133,9 @@ class Driver:
         worker.claim = claim
         planned = self._runs[claim.run_id]
         self._watcher.started(planned)
-        worker.connection.send(planned.run)
+        # A worker that died a moment ago is found, with its run, where messages are received.
+        with contextlib.suppress(ConnectionError):
+            worker.connection.send(planned.run)
         return True
 
     def _receive(self) -> bool:
@@ -182,7 +190,10 @@ class Driver:
             reason = f"worker died (exit code {code}; -9 is SIGKILL, often the kernel's for memory)"
             # A kill is not the run's fault, until it happens to the same run again and again.
             deaths = self._queue.deaths(worker.claim.run_id)
-            self._queue.fail(worker.claim, "interrupted" if deaths < 6 else reason)
+            if deaths < MAX_DEATHS:
+                self._queue.give_back(worker.claim)
+            else:
+                self._queue.fail(worker.claim, reason)
             self._watcher.failed(self._runs[worker.claim.run_id], reason)
 
     def _spawn(self) -> _Worker:
@@ -196,25 +207,20 @@ class Driver:
     def _stop(self) -> None:
         for worker in self._workers:
             if worker.claim is None and worker.ready:
-                worker.connection.send(None)
+                with contextlib.suppress(ConnectionError):
+                    worker.connection.send(None)
             else:
                 worker.process.kill()
         for worker in self._workers:
             worker.process.join(timeout=5)
             if worker.claim is not None:
-                self._queue.fail(worker.claim, "interrupted")
+                self._queue.give_back(worker.claim)
         self._workers.clear()
 
 
 def drive(study_dir: Path, study: StudyConfig, jobs: int, watcher: Watcher, data: dict[str, Any], command: str) -> Outcome:
     """Lock the study and run its driver; `command` is what to type to continue."""
-    try:
-        lock = acquire(study_dir / ".driver.lock", blocking=False)
-    except Busy:
-        fault = Fault(
-            str(study_dir), "another driver works on this study", f"wait for it, or watch it: mutransfer status {study_dir}"
-        )
-        raise StudyError(fault) from None
+    lock = driver_lock(study_dir)
     driver = None
     try:
         with watcher:

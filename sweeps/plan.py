@@ -87,13 +87,14 @@ def _cell(study: StudyConfig, kind: Kind, width: int, results: Results) -> list[
 def _extension(study: StudyConfig, means: Mapping[float, float]) -> float | None:
     """The next LR that the cell needs so that its best run has runs on both sides, or None."""
     lrs = sorted(means)
-    if all(math.isinf(mean) for mean in means.values()):
-        return None
-    place = lrs.index(min(lrs, key=lambda log2_lr: means[log2_lr]))
     follow_up, step = study.follow_up, study.log2_lr.step
     grid = study.log2_lr.values()
     below = sum(log2_lr < grid[0] for log2_lr in lrs)
     above = sum(log2_lr > grid[-1] for log2_lr in lrs)
+    if all(math.isinf(mean) for mean in means.values()):
+        # All diverged: what can be learned lies lower.
+        return lrs[0] - step if follow_up.margin_points and below < follow_up.max_extensions else None
+    place = lrs.index(min(lrs, key=lambda log2_lr: means[log2_lr]))
     if place < follow_up.margin_points and below < follow_up.max_extensions:
         return lrs[0] - step
     if len(lrs) - 1 - place < follow_up.margin_points and above < follow_up.max_extensions:

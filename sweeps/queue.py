@@ -7,8 +7,9 @@ loss (infinite when it diverged), or FAIL. The truth about a finished run is its
 from __future__ import annotations
 
 import sys
+import uuid
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -20,10 +21,12 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from scaling.errors import Fault, StudyError
 from scaling.locks import acquire
-from scaling.records import RunRecord
+from scaling.records import RunRecord, write_atomic
 from sweeps.plan import PlannedRun
 from sweeps.study import StudyConfig
 
+INTERRUPTED = "interrupted"
+"""Reason of a trial whose process was killed: not the run's fault."""
 JOURNAL_NAME = "optuna-journal.log"
 # No trial number is sampled: distributions only tell dashboards what an axis is.
 LOG2_LR_BOUNDS = (-60.0, 30.0)
@@ -53,10 +56,18 @@ def open_storage(study_dir: Path, url: str | None) -> BaseStorage:
             return RDBStorage(url, engine_kwargs={"pool_pre_ping": True})
         except ImportError as error:
             raise StudyError(Fault(f"storage: {url}", str(error), "install the database's driver")) from None
+        except Exception as error:  # SQLAlchemy's and every driver's own exceptions
+            what = f"cannot be opened: {str(error).splitlines()[0]}"
+            cure = "give a URL such as postgresql://user:password@host/name, or leave `storage` out"
+            raise StudyError(Fault(f"storage: {url}", what, cure)) from None
     journal = study_dir / JOURNAL_NAME
-    _drop_torn_line(journal)
-    lock = _KernelLock(journal.with_suffix(".lock"))
-    return JournalStorage(JournalFileBackend(str(journal), lock_obj=lock))  # type: ignore[arg-type]  # its base class is private
+    try:
+        _drop_torn_line(journal)
+        lock = _KernelLock(journal.with_suffix(".lock"))
+        return JournalStorage(JournalFileBackend(str(journal), lock_obj=lock))  # type: ignore[arg-type]  # its base class is private
+    except (ValueError, KeyError, IsADirectoryError):
+        cure = f"delete {journal} and type the same command again: finished runs are kept in {study_dir / 'runs'}"
+        raise StudyError(Fault(str(journal), "is damaged", cure)) from None
 
 
 def _drop_torn_line(journal: Path) -> None:
@@ -96,25 +107,51 @@ class Queue:
             direction="minimize",
             load_if_exists=True,
         )
+        if config.storage is not None:
+            self._require_own(study_dir, config.storage)
+
+    def _require_own(self, study_dir: Path, url: str) -> None:
+        """A database may hold a study of this name that another folder's driver works on: its runs are not ours."""
+        own_id = study_dir / ".study-id"
+        if not own_id.exists():
+            write_atomic(own_id, f"{uuid.uuid4().hex}\n")
+        ours, theirs = own_id.read_text(encoding="utf-8").strip(), self._study.user_attrs.get("study_id")
+        if theirs is None:
+            self._study.set_user_attr("study_id", ours)
+        elif theirs != ours:
+            what = f"holds a study named {self._config.name!r} that belongs to another folder than {study_dir}"
+            raise StudyError(Fault(f"storage: {url}", what, "give this study another `name`, or a database of its own"))
 
     def trials(self, *states: TrialState) -> list[FrozenTrial]:
         return self._study.get_trials(deepcopy=False, states=states or None)
 
     def attempts(self) -> Counter[str]:
-        """Failed trials a run_id; a run that was cut off by a kill is not an attempt that failed."""
-        failed = self.trials(TrialState.FAIL)
-        return Counter(trial.user_attrs["run_id"] for trial in failed if trial.user_attrs.get("failure") != "interrupted")
+        """Failed trials a run_id since the user last asked for a retry; a run that was cut off is not an attempt that failed."""
+        counts: Counter[str] = Counter()
+        for trial in self.trials():
+            run_id = trial.user_attrs["run_id"]
+            if trial.user_attrs.get("retry"):
+                counts[run_id] = 0
+            counts[run_id] += trial.state == TrialState.FAIL and trial.user_attrs.get("failure") != INTERRUPTED
+        return counts
 
-    def failures(self) -> dict[str, str]:
-        """run_id -> reason of its last failure, for runs that are neither queued, running nor complete."""
-        alive = {trial.user_attrs["run_id"] for trial in self.trials() if trial.state != TrialState.FAIL}
-        failed = ((trial.user_attrs["run_id"], trial.user_attrs.get("failure", "")) for trial in self.trials(TrialState.FAIL))
-        return {run_id: reason for run_id, reason in failed if run_id not in alive}
+    def failures(self, finished: Container[str]) -> dict[str, str]:
+        """run_id -> reason of its last failure, for runs that are neither queued, running nor `finished` (have a record).
+
+        A run that was only cut off has not failed: it is still to be made.
+        """
+        alive = {trial.user_attrs["run_id"] for trial in self.trials(TrialState.WAITING, TrialState.RUNNING)}
+        reasons = {}
+        for trial in self.trials(TrialState.FAIL):
+            run_id, reason = trial.user_attrs["run_id"], trial.user_attrs.get("failure", "")
+            if run_id not in alive and run_id not in finished and reason != INTERRUPTED:
+                reasons[run_id] = reason
+        return reasons
 
     def deaths(self, run_id: str) -> int:
         """How often this run was cut off."""
         failed = self.trials(TrialState.FAIL)
-        return sum(trial.user_attrs["run_id"] == run_id and trial.user_attrs.get("failure") == "interrupted" for trial in failed)
+        return sum(trial.user_attrs["run_id"] == run_id and trial.user_attrs.get("failure") == INTERRUPTED for trial in failed)
 
     def waiting(self, order: Mapping[str, int]) -> int:
         """How many runs of `order` wait to be claimed."""
@@ -138,13 +175,13 @@ class Queue:
             added += 1
         return added
 
-    def forget_failures(self) -> int:
-        """Queue every run whose attempts are used up once more; return how many."""
+    def forget_failures(self, finished: Container[str]) -> int:
+        """Queue every failed run that has no record once more, with all its attempts; return how many."""
         last = {trial.user_attrs["run_id"]: trial for trial in self.trials(TrialState.FAIL)}
-        failed = self.failures()
+        failed = self.failures(finished)
         for run_id in failed:
-            point = last[run_id].system_attrs["fixed_params"]
-            self._study.enqueue_trial(point, user_attrs={"run_id": run_id, "reason": last[run_id].user_attrs["reason"]})
+            attributes = {"run_id": run_id, "reason": last[run_id].user_attrs["reason"], "retry": True}
+            self._study.enqueue_trial(last[run_id].system_attrs["fixed_params"], user_attrs=attributes)
         return len(failed)
 
     def claim(self, order: Mapping[str, int]) -> Claim | None:
@@ -167,6 +204,10 @@ class Queue:
         """Tell Optuna the result of a claimed run."""
         claim.trial.set_user_attr("status", record.status)
         self._study.tell(claim.trial, float("inf") if record.loss is None else record.loss)
+
+    def give_back(self, claim: Claim) -> None:
+        """Give a claimed run back as cut off: it is made again, and has not failed."""
+        self.fail(claim, INTERRUPTED)
 
     def fail(self, claim: Claim, reason: str) -> None:
         """Give a claimed run back as failed for `reason`."""
@@ -195,6 +236,6 @@ class Queue:
             if record is not None:
                 self.finish(claim, record)
             else:
-                self.fail(claim, "interrupted")
+                self.give_back(claim)
                 given_back += 1
         return given_back

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
+from scaling.errors import program
 from scaling.locks import Busy, file_lock
 from scaling.records import RunRecord, read_records
 from sweeps.plan import PlannedRun, make_plan
@@ -20,10 +21,12 @@ def status_document(study: Study) -> dict[str, Any]:
 
     results = {record.run_id: record for record in read_records(study.directory)}
     plan = make_plan(study.config, results)
-    queue = Queue(study.directory, study.config)
-    failures = queue.failures()
     active = _driver_is_alive(study)
-    running = queue.running() if active else set()
+    try:
+        queue = Queue(study.directory, study.config)
+        failures, running = queue.failures(results), queue.running() if active else set()
+    except PermissionError:  # Somebody else's study, read only: the records say what is finished.
+        failures, running = {}, set()
     cells: dict[tuple[str, int], list[PlannedRun]] = {}
     for planned in sorted(plan, key=lambda planned: (planned.parametrization, planned.width)):
         cells.setdefault((planned.parametrization, planned.width), []).append(planned)
@@ -48,12 +51,19 @@ def status_document(study: Study) -> dict[str, Any]:
     }
 
 
-def _next_command(study: Study, active: bool, missing: int, failed: bool) -> str:
+def _next_command(study: Study, active: bool, missing: int, failed: bool) -> str | None:
     if active:
-        return f"mutransfer status {study.directory}   (a driver is at work)"
-    if missing:
-        return f"mutransfer study {study.directory}"
-    return f"mutransfer {'retry' if failed else 'report'} {study.directory}"
+        return f"{program()} status {study.directory}   (a driver is at work)"
+    if missing or failed:
+        return f"{program()} {'study' if missing else 'retry'} {study.directory}"
+    report = study.directory / "report.html"
+    if report.exists() and report.stat().st_mtime_ns >= _last_record_ns(study):
+        return None
+    return f"{program()} report {study.directory}"
+
+
+def _last_record_ns(study: Study) -> int:
+    return max((path.stat().st_mtime_ns for path in (study.directory / "runs").glob("*/record.json")), default=0)
 
 
 def _cell_row(
@@ -88,6 +98,8 @@ def _driver_is_alive(study: Study) -> bool:
             return False
     except Busy:
         return True
+    except OSError:
+        return False
 
 
 def status_text(document: Mapping[str, Any]) -> str:
@@ -98,4 +110,5 @@ def status_text(document: Mapping[str, Any]) -> str:
         table.add_row(row["parametrization"], str(row["width"]), *(str(row[name]) for name in names), *best)
     lines = [render(table), "", f"{document['done']} of {document['total']} runs done."]
     lines += [f"failed {row['run_id']}: {row['reason']}" for row in document["failed"]]
-    return "\n".join([*lines, f"next: {document['next']}"])
+    report = f"nothing is left to do; the report: {document['study']}/report.html"
+    return "\n".join([*lines, f"next: {document['next']}" if document["next"] else report])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -25,10 +25,16 @@ from scaling.config import (
     RuntimeConfig,
     ScheduleConfig,
     TrainingConfig,
+    fault_at,
 )
+
+if TYPE_CHECKING:
+    from scaling.records import RunRecord
 
 Kind = Literal["sp", "mup"]
 Log2LR = Annotated[float, Field(ge=-40, le=10)]
+Seeds = Annotated[int, Field(ge=1, le=10_000, strict=True)]
+MAX_LRS = 1000
 
 
 class LRRange(Frozen):
@@ -41,7 +47,9 @@ class LRRange(Frozen):
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if self.low > self.high:
-            raise ValueError(f"low {self.low:g} lies above high {self.high:g}")
+            raise fault_at("low", f"low {self.low:g} lies above high {self.high:g}")
+        if (self.high - self.low) / self.step > MAX_LRS:
+            raise fault_at("step", f"step {self.step:g} gives more than {MAX_LRS} learning rates")
         return self
 
     def values(self) -> tuple[float, ...]:
@@ -52,11 +60,11 @@ class LRRange(Frozen):
 class FollowUp(Frozen):
     """Runs added once the grid's results are in; a pure function of them, so that any driver adds the same."""
 
-    margin_points: Annotated[int, Field(ge=0, le=5)] = 1
+    margin_points: Annotated[int, Field(ge=0, le=5, strict=True)] = 1
     """Extend a cell's LRs by `log2_lr.step` until its best run has this many runs on each side."""
-    max_extensions: Annotated[int, Field(ge=0)] = 4
+    max_extensions: Annotated[int, Field(ge=0, le=64, strict=True)] = 4
     """LRs added on one side of a cell at most."""
-    seeds_near_best: Positive = 1
+    seeds_near_best: Seeds = 1
     """Seeds for LRs near a cell's best, the first included."""
     near_octaves: PositiveFloat = 1.0
     """"Near" is within this many octaves of the best run."""
@@ -100,7 +108,7 @@ class StudyParametrization(Frozen):
     embedding_multiplier: PositiveFloat = 1.0
     readout_multiplier: PositiveFloat = 1.0
     attention_multiplier: PositiveFloat = 1.0
-    seeds_near_best: Positive | None = None
+    seeds_near_best: Seeds | None = None
     """Instead of follow_up.seeds_near_best: more seeds where the question is close, fewer where it is not."""
 
     def near_seeds(self, follow_up: FollowUp) -> int:
@@ -120,12 +128,12 @@ class TransferTolerances(Frozen):
 class StudyConfig(Frozen):
     """A study: one YAML file."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
     description: str = ""
     widths: Annotated[tuple[Positive, ...], Field(min_length=1)]
     log2_lr: LRRange
     parametrizations: Annotated[dict[Kind, StudyParametrization], Field(min_length=1)]
-    seeds: Positive = 1
+    seeds: Seeds = 1
     """Seeds (of initialization and data together) for every LR."""
     follow_up: FollowUp = FollowUp()
     model: ModelFamily = ModelFamily()
@@ -152,7 +160,7 @@ class StudyConfig(Frozen):
     def _members_exist(self) -> Self:
         reasons = [reason for width in (*self.widths, self.base.width) if (reason := self.model.check_width(width))]
         if reasons:
-            raise ValueError("; ".join(dict.fromkeys(reasons)))
+            raise fault_at("widths", "; ".join(list(dict.fromkeys(reasons))[:5]))
         return self
 
     def run(self, parametrization: Kind, width: int, log2_lr: float, seed: int) -> RunConfig:
@@ -171,10 +179,26 @@ class StudyConfig(Frozen):
         )
 
     def identity(self) -> Mapping[str, object]:
-        """The part of the config that a study directory is bound to: all but where and how its runs are made and judged.
+        """The part of the config that a study directory is bound to: all but its grid, and where and how its runs are made and judged.
 
         The corpus is known by its hash; the folder that it lies in may change.
         """
-        outside = {"runtime", "tolerances", "storage", "target", "description"}
+        outside = {"runtime", "tolerances", "storage", "target", "description", "widths", "log2_lr", "seeds", "follow_up"}
         paths = {"paths", "train_bin", "validation_bin"}
-        return self.model_dump(mode="json", exclude={**dict.fromkeys(outside, True), "data": paths})
+        values = self.model_dump(mode="json", exclude={**dict.fromkeys(outside, True), "data": paths})
+        for settings in values["parametrizations"].values():
+            del settings["seeds_near_best"]
+        return values
+
+    def owns(self, record: RunRecord) -> bool:
+        """Whether a finished run is one of this study, wherever its grid ends now: same settings, same data."""
+        kind = next((kind for kind in self.parametrizations if kind == record.parametrization), None)
+        if kind is None or record.seed != record.data_seed or self.model.check_width(record.width):
+            return False
+        run = self.run(kind, record.width, 0.0, record.seed)
+        run = run.model_copy(update={"optimizer": run.optimizer.model_copy(update={"lr": record.lr})})
+        return run.run_id == record.run_id and self.data.sha256 in (None, record.data_sha256)
+
+    def template(self, parametrization: Kind) -> RunConfig:
+        """A run that stands for what all runs of one parametrization share."""
+        return self.run(parametrization, max(self.widths), self.log2_lr.low, 0)

@@ -53,7 +53,7 @@ def test_divergences_unfinished_runs_and_repeats_are_counted() -> None:
     assert "1 diverged runs kept as divergences" in notes
     assert "1 rows with a loss that is NaN" in notes
     assert "1 rows that are not finished runs (status running) dropped" in notes
-    assert "1 repeated runs" in notes
+    assert "1 rows that repeat another one" in notes
     assert len(table) == 4
     assert list(table.frame["diverged"]) == [False, True, True, False]
     assert table.frame["loss"][table.frame["diverged"]].isna().all()
@@ -124,3 +124,26 @@ def test_importing_the_analysis_is_cheap() -> None:
     code = f"import sys, {modules}; print([name for name in '{heavy}'.split() if name in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_rows_that_differ_in_a_column_that_is_not_used_are_refused() -> None:
+    rows = pd.concat([frame().assign(weight_decay=0.0), frame().assign(weight_decay=0.1, loss=lambda rows: rows["loss"] + 0.3)])
+    with pytest.raises(DataError, match="differ in weight_decay"):
+        load_table(rows)
+    replicates = load_table(rows.drop(columns="weight_decay"))
+    assert len(replicates) == 2 * len(frame())
+    assert "taken as replicates" in "\n".join(replicates.notes)
+    shuffled = load_table(rows.drop(columns="weight_decay")[::-1])
+    assert sorted(shuffled.frame["loss"]) == sorted(replicates.frame["loss"])
+
+
+def test_learning_rates_in_the_wrong_unit_are_refused() -> None:
+    with pytest.raises(DataError, match="contradicts column 'lr'"):
+        load_table(frame().assign(log2_lr=lambda rows: np.log2(rows["lr"]) + 3))
+    with pytest.raises(DataError, match="log2 of the LR"):
+        load_table(frame().drop(columns="lr").assign(log2_lr=5000.0))
+
+
+def test_spellings_of_a_parametrization_are_one() -> None:
+    rows = frame().assign(parametrization=["muP", "MUP", "mup", "\u03bcP"])
+    assert load_table(rows).parametrizations == ["mup"]

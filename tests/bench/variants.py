@@ -59,7 +59,9 @@ def report_workers(width: int = 64) -> None:
     batch = 16 * 128
     two, one, single = (statistics.median(triple[side] for triple in rates) * batch for side in (0, 1, 2))
     print(f"  2 x 1 thread {two:9,.0f} tokens/s   1 x 2 threads {one:9,.0f} tokens/s   ratio {ratio:.2f} (target 1.6)")
-    print(f"  1 x 1 thread {single:9,.0f} tokens/s   so a second process gives x{two / single:.2f}, a second thread x{one / single:.2f}")
+    print(
+        f"  1 x 1 thread {single:9,.0f} tokens/s   so a second process gives x{two / single:.2f}, a second thread x{one / single:.2f}"
+    )
 
 
 def report_variants(widths: list[int]) -> None:

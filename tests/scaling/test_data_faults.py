@@ -276,5 +276,5 @@ def test_an_optional_package_that_is_not_installed(
 
     monkeypatch.setattr(builtins, "__import__", without)
     config = DataConfig.model_validate({**data, "paths": ["*.txt"]})
-    with pytest.raises(MissingExtra, match=rf"mutransfer\[{extra}\]"):
+    with pytest.raises(MissingExtra, match=rf"pip install {package} .*'{extra}'"):
         prepare(config, context=16, cache=tmp_path / "cache", config_dir=tmp_path)

@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
+from sweeps.study_dir import open_study
 from tests.sweeps.studies import SMALL, write_study
 
 CLI = [sys.executable, "-m", "sweeps.cli"]
@@ -84,7 +86,8 @@ def test_vocabulary_over_the_dtype_and_tokens_over_the_vocabulary(tmp_path: Path
     message = plan(tmp_path, write_study(tmp_path, data=data, model=SMALL["model"] | {"vocab_size": 70_000}))
     assert "model.vocab_size: 70000 tokens do not fit in data.dtype uint16" in message
     message = plan(tmp_path, write_study(tmp_path, data=data, model=SMALL["model"] | {"vocab_size": 900}))
-    assert "data.train_bin: holds token 999, the vocabulary has 900" in message
+    assert "small.yaml:5: data.train_bin: " in message
+    assert "holds token id 999; a vocabulary of 900 ends at 899" in message
     assert "model.vocab_size: is needed" in plan(tmp_path, write_study(tmp_path, data=data))
     assert (
         call(
@@ -96,11 +99,11 @@ def test_vocabulary_over_the_dtype_and_tokens_over_the_vocabulary(tmp_path: Path
 
 def test_a_directory_made_by_another_config_is_refused_key_by_key(tmp_path: Path) -> None:
     config = write_study(tmp_path)
-    assert call(tmp_path, "plan", str(config), "--no-timing").returncode == 0
-    write_study(tmp_path, training=SMALL["training"] | {"steps": 9}, seeds=2)
+    open_study(config, tmp_path / "studies" / "small")
+    write_study(tmp_path, training=SMALL["training"] | {"steps": 9}, optimizer={"beta1": 0.8})
     message = plan(tmp_path, config)
     assert "study.yaml: training.steps: the study was made with 8" in message
-    assert "study.yaml: seeds: the study was made with 1" in message
+    assert "study.yaml: optimizer.beta1: the study was made with 0.9" in message
     assert "--out DIR" in message
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("")
@@ -111,7 +114,7 @@ def test_a_changed_corpus_is_noticed(tmp_path: Path) -> None:
     for name in "abcdef":
         (tmp_path / f"{name}.txt").write_text(name * 300)
     config = write_study(tmp_path, data={"source": "text", "paths": ["*.txt"]})
-    assert call(tmp_path, "plan", str(config), "--no-timing").returncode == 0
+    open_study(config, tmp_path / "studies" / "small")
     (tmp_path / "c.txt").write_text("changed" * 50)
     assert "data.sha256: the study was made with" in plan(tmp_path, config)
 
@@ -120,9 +123,9 @@ def test_options_and_commands_that_do_not_exist(tmp_path: Path) -> None:
     config = write_study(tmp_path)
     assert "no such file" in refused(tmp_path, "study", "nowhere.yaml")
     assert "--wdiths" in refused(tmp_path, "plan", str(config), "--wdiths", "3")
-    assert "is no study directory" in refused(tmp_path, "study", str(tmp_path), "--jobs", "1")
+    assert "is no study: it holds no study.yaml" in refused(tmp_path, "study", str(tmp_path), "--jobs", "1")
     assert "No such command" in refused(tmp_path, "stduy", str(config))
-    assert "no study here yet" in refused(tmp_path, "status", str(config))
+    assert "is no study: it holds no study.yaml" in refused(tmp_path, "status", str(config))
     assert "start it: mutransfer study" in refused(tmp_path, "status", str(config))
 
 
@@ -131,7 +134,8 @@ def test_dotted_options_are_overrides(tmp_path: Path) -> None:
     result = call(tmp_path, "plan", str(config), "--no-timing", "--log2_lr.low", "-9", "--training.steps=5", "--out", "s")
     assert result.returncode == 0, result.stderr
     assert "16 runs, 0 done" in result.stdout
-    assert "steps: 5" in (tmp_path / "s" / "study.yaml").read_text()
+    assert "x 4 x 16 = 320 tokens" in result.stdout or " 320 " in result.stdout
+    assert not (tmp_path / "s").exists(), "a plan leaves nothing behind"
 
 
 @pytest.mark.skipif(shutil.which("mount") is None or os.geteuid() != 0, reason="a small file system needs root to mount")
@@ -154,3 +158,71 @@ def test_full_disk_keeps_what_is_done_and_goes_on_after(tmp_path: Path) -> None:
         assert f"Made {12 - done} runs" in result.stdout
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=False)
+
+
+def test_a_target_is_checked_before_anything_is_trained(tmp_path: Path) -> None:
+    message = plan(tmp_path, write_study(tmp_path, target="nowhere.yaml"))
+    assert "target: " in message
+    assert "nowhere.yaml: no such file" in message
+    (tmp_path / "tiny.yaml").write_text("width: 8\ntokens: 10240\n")
+    message = refused(tmp_path, "study", str(write_study(tmp_path, target="tiny.yaml")), "--jobs", "1")
+    assert "tiny.yaml:1: width: target width 8 is smaller than the base width 16" in message
+    assert not (tmp_path / "studies").exists()
+
+
+def test_a_file_of_another_kind_is_named_as_such(tmp_path: Path) -> None:
+    config = str(write_study(tmp_path))
+    assert "holds a study" in refused(tmp_path, "train", config)
+    (tmp_path / "target.yaml").write_text("width: 64\ntokens: 10240\n")
+    assert "holds a target" in refused(tmp_path, "study", "target.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("description: 2020-13-45\n", "is not YAML"),
+        ("seeds: !!int abc\n", "is not YAML"),
+        (f"seeds: {'9' * 5000}\n", "is not YAML"),
+        ("x: &a {b: *a}\n", "nested too deeply, or holds itself"),
+        ("x: " + "[" * 3000 + "\n", "nested too deeply, or holds itself"),
+        ("5: 1\n", "is no key"),
+        ("\n".join(f"unknown{index}: 1" for index in range(200)), "more"),
+    ],
+)
+def test_files_that_break_a_yaml_reader(tmp_path: Path, text: str, expected: str) -> None:
+    (tmp_path / "broken.yaml").write_text(text)
+    assert expected in refused(tmp_path, "plan", "broken.yaml")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"seeds": True}, "small.yaml:"),
+        ({"widths": [16, 10**400]}, "small.yaml:"),
+        ({"widths": [16, 17]}, "widths: width 17 is not divisible by head_dim 8; nearest widths that are: 16 or 24"),
+        ({"log2_lr": {"low": -8, "high": -6, "step": 1e-9}}, "log2_lr.step: step 1e-09 gives more than 1000 learning rates"),
+        ({"log2_lr": {"low": -6, "high": -8}}, "log2_lr.low: low -6 lies above high -8"),
+        ({"model": {"depth": 200_000}}, "model.depth"),
+        ({"parametrizations": {"mup": None}}, "parametrizations.mup: needs keys below it"),
+        ({"data": {"source": "zipf-markov", "paths": ["a.txt"]}}, "data.paths: source 'zipf-markov' reads no paths"),
+        ({"training": {"batch_size": 4, "micro_batch_size": 3}}, "training.micro_batch_size: batch_size 4 is not a multiple"),
+    ],
+)
+def test_values_out_of_bounds_stand_at_their_line(tmp_path: Path, changes: dict[str, Any], expected: str) -> None:
+    assert expected in plan(tmp_path, write_study(tmp_path, **changes))
+
+
+def test_paths_that_are_no_folders(tmp_path: Path) -> None:
+    config = str(write_study(tmp_path))
+    assert "is a file, and a study's folder is wanted" in refused(tmp_path, "run", config, "--out", "small.yaml", "--jobs", "1")
+    assert "not a directory" in refused(tmp_path, "run", config, "--out", "small.yaml/x", "--jobs", "1")
+    assert "cannot be opened" in refused(tmp_path, "run", config, "--set", "storage=garbage", "--jobs", "1")
+
+
+def test_a_run_directory_holds_one_run(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(
+        yaml.safe_dump({"model": SMALL["model"] | {"width": 16}, "data": SMALL["data"], "training": SMALL["training"]})
+    )
+    arguments = ("train", "run.yaml", "--base.width=16", "--out", "run")
+    assert call(tmp_path, *arguments).returncode == 0
+    assert "holds another run" in refused(tmp_path, *arguments, "--set", "training.steps=9")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -72,7 +73,7 @@ def test_status_counts_and_names_the_next_command(studied: tuple[Path, int, dict
     folder = studied[0]
     code, document, _ = call(folder, "status", "studies/small")
     assert (code, document["finished"], document["missing"], document["failed"]) == (0, True, 0, [])
-    assert document["next"] == "mutransfer report studies/small"
+    assert document["next"] is None
     assert len(document["cells"]) == 6
     records = list(read_records(folder / "studies" / "small"))
     victim = records[0]
@@ -149,14 +150,63 @@ def test_a_target_smaller_than_the_base_is_refused_with_its_line(studied: tuple[
 
 
 def test_a_run_deleted_by_hand_is_made_again(studied: tuple[Path, int, dict[str, Any]]) -> None:
-    import shutil
-
     folder, _, before = studied
     victim = next(iter(read_records(folder / "studies" / "small")))
     shutil.rmtree(folder / "studies" / "small" / "runs" / victim.run_id)
     _, document, _ = call(folder, "run", "small.yaml")
     assert document["made"] == 1
     assert call(folder, "transfer", "studies/small")[1]["parametrizations"] == before["parametrizations"]
+
+
+def test_a_grid_grows_in_place_and_finished_runs_are_kept(studied: tuple[Path, int, dict[str, Any]], tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(studied[0], folder)
+    _, planned, _ = call(folder, "plan", "studies/small", "--set", "log2_lr.low=-10")
+    more = planned["total"] - planned["done"]
+    assert more > 0
+    _, document, messages = call(folder, "run", "studies/small", "--set", "log2_lr.low=-10")
+    assert "log2_lr.low: -8.0 -> -10.0" in messages
+    assert document["made"] >= more
+    status = call(folder, "status", "studies/small")[1]
+    assert status["total"] == status["done"] == planned["done"] + document["made"], "no finished run is made again"
+
+
+def test_runs_of_other_settings_in_the_directory_are_left_out(studied: tuple[Path, int, dict[str, Any]], tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(studied[0], folder)
+    runs = folder / "studies" / "small" / "runs"
+    victim = next(iter(read_records(folder / "studies" / "small")))
+    stranger = runs / "0123456789ab"
+    shutil.copytree(runs / victim.run_id, stranger)
+    record = json.loads((stranger / "record.json").read_text()) | {"run_id": stranger.name, "loss": 0.1}
+    (stranger / "record.json").write_text(json.dumps(record))
+    _, document, _ = call(folder, "transfer", "studies/small")
+    assert document["parametrizations"] == studied[2]["parametrizations"]
+    assert any("1 runs of another config or other data are left out" in note for note in document["notes"])
+
+
+def test_a_finished_run_that_then_fails_is_reported_and_retried(
+    studied: tuple[Path, int, dict[str, Any]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(studied[0], folder)
+    victim = next(iter(read_records(folder / "studies" / "small"))).run_id
+    directory = folder / "studies" / "small" / "runs" / victim
+    shutil.rmtree(directory)
+    (directory / "metrics.jsonl").mkdir(parents=True)
+    code, document, _ = call(folder, "run", "studies/small")
+    assert (code, list(document["failed"])) == (1, [victim])
+    assert call(folder, "status", "studies/small")[1]["next"] == "mutransfer retry studies/small"
+    (directory / "metrics.jsonl").rmdir()
+    code, document, _ = call(folder, "retry", "studies/small")
+    assert (code, document["made"], document["failed"]) == (0, 1, {})
+
+
+def test_faults_are_a_json_document_too(tmp_path: Path) -> None:
+    code, document, messages = call(tmp_path, "status", "nowhere.yaml")
+    assert code == 2
+    assert document["errors"][0]["what"] == "no such file"
+    assert "no such file" in messages
 
 
 def test_plan_costs_before_anything_runs(tmp_path: Path) -> None:
