@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 
 from analysis.plots import figure_lr_curves, figure_over_width
 from analysis.recommend import Recommendation, lr_range
-from analysis.results import interval_text, number
+from analysis.results import fixed, interval_text, number
 from analysis.table import RunTable
 from analysis.transfer import TransferFit
 
@@ -124,6 +124,7 @@ def write_report(
         "powers": powers,
         "lr_range": lr_range,
         "remarks": remarks,
+        "fixed": fixed,
     }
     page = environment.get_template("report.html.j2").render(
         title=title,

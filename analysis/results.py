@@ -39,6 +39,11 @@ def number(value: float, digits: int = 2) -> str:
     return "0" if text == "-0" else text
 
 
+def fixed(value: float, digits: int) -> str:
+    """A number to exactly `digits` decimals, as a column of a table needs it; "unknown" for NaN."""
+    return f"{value:.{digits}f}" if math.isfinite(value) else number(value)
+
+
 def interval_text(interval: Interval, digits: int = 2) -> str:
     low, high = interval
     if math.isnan(low) and math.isnan(high):

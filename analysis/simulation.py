@@ -1,7 +1,7 @@
 """Sweeps with a known truth: how often the intervals and verdicts of this package are right.
 
 Owns the truths, the simulated tables and the two measurements, coverage and verdict rates. `python -m analysis.simulation`
-prints them (half an hour on one core; `--tables 1` for a quick look). The truths are deliberately other curves than
+prints them (about twenty minutes on one core; `--tables 1` for a quick look). The truths are deliberately other curves than
 those that the fit weighs: only some are members of its library.
 """
 

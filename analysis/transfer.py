@@ -22,7 +22,18 @@ from typing import Any, Literal
 import numpy as np
 
 from analysis.optimum import CellOptimum, cell_optima
-from analysis.results import UNKNOWN, Interval, html_table, interval_text, json_safe, number, power_of_two, text_table, whole
+from analysis.results import (
+    UNKNOWN,
+    Interval,
+    fixed,
+    html_table,
+    interval_text,
+    json_safe,
+    number,
+    power_of_two,
+    text_table,
+    whole,
+)
 from analysis.slope import SlopeFit, fit_slope
 from analysis.table import CELL_COLUMNS, RunTable
 from scaling.errors import DataError, Fault
@@ -158,7 +169,7 @@ class TransferFit:
             bound = {"low": "<= ", "high": ">= "}.get(item.censored or "", "")
             plateau = item.plateaus.get(0.0025, UNKNOWN)
             rows.append(
-                [number(size), bound + number(item.log2_lr), interval_text(item.interval), number(item.best_loss, 4),
+                [number(size), bound + fixed(item.log2_lr, 2), interval_text(item.interval), fixed(item.best_loss, 4),
                  interval_text(plateau), str(item.n_points), f"{item.n_runs} of {item.n_finite + item.n_diverged}",
                  str(item.n_seeds), item.censored or ""]
             )  # fmt: skip

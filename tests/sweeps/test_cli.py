@@ -168,7 +168,7 @@ def test_a_grid_grows_in_place_and_finished_runs_are_kept(studied: tuple[Path, i
     assert "log2_lr.low: -8.0 -> -10.0" in messages
     assert document["made"] >= more
     status = call(folder, "status", "studies/small")[1]
-    assert status["total"] == status["done"] == planned["done"] + document["made"], "no finished run is made again"
+    assert status["total"] == status["done"] == studied[2]["made"] + document["made"], "no finished run is made again"
 
 
 def test_runs_of_other_settings_in_the_directory_are_left_out(studied: tuple[Path, int, dict[str, Any]], tmp_path: Path) -> None:
