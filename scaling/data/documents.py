@@ -31,7 +31,11 @@ class SourceFile(NamedTuple):
 
 def absolute(text: str, config_dir: Path | None) -> str:
     """A path or glob of a config, relative ones taken from `config_dir` or the current folder, without symlinks resolved."""
-    return os.path.normpath(Path.cwd() / (config_dir or "") / Path(text).expanduser())
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError:  # A user that this machine does not have: the file is then reported as absent.
+        path = Path(text)
+    return os.path.normpath(Path.cwd() / (config_dir or "") / path)
 
 
 def source_files(config: DataConfig, config_dir: Path | None = None) -> list[SourceFile]:

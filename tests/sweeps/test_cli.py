@@ -257,3 +257,28 @@ def test_shipped_model_explains_itself(tmp_path: Path) -> None:
     assert hidden["lr"] == pytest.approx(0.005 / 2)
     assert "2203.03466" in hidden["source"]
     assert SMALL["name"] == "small"
+
+
+def test_damaged_files_are_named_with_what_to_delete(studied: tuple[Path, int, dict[str, Any]], tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(studied[0], folder)
+    study = folder / "studies" / "small"
+    journal = study / "optuna-journal.log"
+    kept = journal.read_bytes()
+    for content in (kept[:300] + b"garbage\n" + kept[300:], bytes(range(256)) + b"\n"):
+        journal.write_bytes(content)
+        code, document, _ = call(folder, "status", "studies/small")
+        assert (code, document["errors"][0]["what"]) == (2, "is damaged")
+    journal.unlink()
+    assert call(folder, "run", "studies/small")[1]["made"] == 0, "the records are the truth, the journal is made again"
+    first, second, third, *_ = sorted((study / "runs").glob("*/record.json"))
+    first.write_text("{")
+    second.write_bytes(b"\xff")
+    third.write_text(third.read_text().replace(third.parent.name, "0123456789ab"))
+    code, document, _ = call(folder, "status", "studies/small")
+    assert code == 2
+    assert [error["what"].split()[0:3] for error in document["errors"]] == [
+        ["is", "not", "a"],
+        ["is", "not", "a"],
+        ["is", "the", "record"],
+    ]
