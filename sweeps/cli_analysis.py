@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from analysis.results import json_safe
 from scaling.errors import ConfigError, Fault, StudyError, program
-from sweeps.cli_common import NOT_OK, OK, answer, json_safe
+from sweeps.cli_common import NOT_OK, OK, answer
 
 if TYPE_CHECKING:
     from analysis.recommend import Recommendation

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from analysis.results import json_safe
 from scaling.errors import ConfigError, Fault, UserError, program
 
 if TYPE_CHECKING:
@@ -35,17 +35,6 @@ def answer(document: dict[str, Any], text: str | Callable[[], str], as_json: boo
         print(json.dumps(json_safe(document), indent=1, allow_nan=False))
     else:
         print(text if isinstance(text, str) else text())
-
-
-def json_safe(value: Any) -> Any:
-    """The same value with NaN and infinities as null, and tuples as lists."""
-    if isinstance(value, dict):
-        return {str(key): json_safe(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [json_safe(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 def overrides(settings: Sequence[str], extra: Sequence[str]) -> list[str]:
