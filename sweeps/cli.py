@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from scaling.errors import ConfigError, Fault, StudyError, UserError, program
-from sweeps import cli_analysis, cli_run
+from sweeps import cli_analysis, cli_coordinates, cli_run
 from sweeps.cli_common import (
     DOTTED,
     NOT_OK,
@@ -162,6 +162,7 @@ def retry_command(path: StudyPath, out: Out = None, jobs: Jobs = None, json: Jso
 
 cli_analysis.register(app)
 cli_run.register(app)
+cli_coordinates.register(app)
 
 
 def main() -> None:

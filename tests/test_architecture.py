@@ -12,7 +12,18 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 ALLOWED = {"scaling": {"scaling"}, "analysis": {"scaling", "analysis"}, "sweeps": {"scaling", "analysis", "sweeps"}}
-TORCH_FREE = ("config", "config_file", "errors", "locks", "parametrization", "accounting", "records", "schedule", "shapes")
+TORCH_FREE = (
+    "accounting",
+    "config",
+    "config_file",
+    "coordinate_rows",
+    "errors",
+    "locks",
+    "parametrization",
+    "records",
+    "schedule",
+    "shapes",
+)
 
 
 def imports_of(path: Path) -> set[str]:

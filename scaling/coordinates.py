@@ -1,0 +1,307 @@
+"""Coordinate check, measured: one model at several widths, a few real steps, and what can be said of each tensor.
+
+Owns `Target` (the protocol a user's object follows), `measure` and the rows it returns; `analysis.coordinates` judges them. The
+batch is the same at every step, so that what is probed was trained on, and the seed is set anew at every width, so that widths
+are paired. Everything is measured in the model's own precision, on its own device.
+
+Statistics of a tensor W (W0 before the first step, RMS over entries):
+
+    init         RMS(W0)
+    update       RMS of W - W0 over the entries that moved, after the last step; under Muon, whose updates have full rank, their spectral
+                 norm over sqrt(entries)
+    sensitivity  RMS change of the model's output for a random change of W of RMS 1, everything else at its initial value (a tensor
+                 that starts at zero is drawn at random for this): every forward multiplier, wherever the user applied it, and
+                 none of the alignment that makes an update's own effect reach its limit slowly
+    curvature    how far the output is from linear in W: 0 for a readout, which is found by it wherever its product is computed
+    effect       RMS change of the output when W alone is set back to W0, after the last step
+    gradient     RMS of the first gradient, over the entries that are not zero
+    lr, weight_decay, eps    as the optimizer's group has them after the last step
+
+Statistics of a module: `activation` (mean |x| of its output before the first step), `change` (RMS of what the steps changed), and,
+where scaled_dot_product_attention is called, `attention_logits` (RMS of query . key x scale, in the random model).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from scaling.coordinate_rows import Measurement, Row, TensorFacts
+
+RELATIVE_NUDGE = 1e-2
+"""Size of the random change, relative to the tensor's own."""
+NUDGE_SEED = 7_919_000
+
+
+class Target(Protocol):
+    """A model that can be built at any width, with its optimizer, data and loss."""
+
+    def build(self, width: int) -> nn.Module: ...
+
+    def optimizer(self, model: nn.Module, width: int) -> torch.optim.Optimizer: ...
+
+    def batch(self, step: int) -> Any: ...
+
+    def loss(self, model: Any, batch: Any) -> Tensor: ...
+
+
+def measure(
+    target: Target, widths: Sequence[int], *, seeds: int = 3, steps: int = 3, progress: Callable[[int, int], None] | None = None
+) -> Measurement:
+    """Train `target` for `steps` steps at every width and seed, and measure. progress: called with (width, seed) before each."""
+    rows: list[Row] = []
+    facts: dict[str, TensorFacts] = {}
+    head_dims: dict[str, dict[int, int]] = {}
+    for width in widths:
+        for seed in range(seeds):
+            if progress is not None:
+                progress(width, seed)
+            rows += _Probe(target, width, seed, facts, head_dims).run(steps)
+    return Measurement(tuple(rows), tuple(facts.values()), steps, head_dims)
+
+
+class _Probe:
+    """One width and seed."""
+
+    def __init__(
+        self, target: Target, width: int, seed: int, facts: dict[str, TensorFacts], head_dims: dict[str, dict[int, int]]
+    ) -> None:
+        torch.manual_seed(seed)
+        self.target, self.width, self.seed, self.head_dims = target, width, seed, head_dims
+        self.model = target.build(width)
+        self.optimizer = target.optimizer(self.model, width)
+        self.data = target.batch(0)
+        self.tensors = {name: tensor for name, tensor in self.model.named_parameters() if tensor.requires_grad}
+        self.start = {name: tensor.detach().clone() for name, tensor in self.tensors.items()}
+        self.rows: list[Row] = []
+        self.optimizers: dict[str, str] = {}
+        modules = dict(self.model.named_modules())
+        for name, tensor in self.tensors.items():
+            owner = type(modules[name.rpartition(".")[0]]).__name__
+            self.optimizers[name] = _optimizer_of(self.optimizer, tensor)
+            known = facts.setdefault(name, TensorFacts(name, {}, owner, self.optimizers[name]))
+            known.shapes[width] = tuple(tensor.shape)
+
+    def run(self, steps: int) -> list[Row]:
+        before = self._forward(record=True)
+        self._activations(before)
+        for name, tensor in self.start.items():
+            self._add("tensor", name, "init", _rms(tensor))
+        self._sensitivities()
+        self._train(steps)
+        after = self._forward(record=True)
+        for name, output in after.outputs.items():
+            if name in before.outputs and before.outputs[name].shape == output.shape:
+                self._add("module", name, "change", _rms(output - before.outputs[name]))
+        self._updates(after)
+        return self.rows
+
+    def _activations(self, seen: _Seen) -> None:
+        for name, output in seen.outputs.items():
+            self._add("module", name, "activation", float(output.abs().mean()))
+        self._add("module", "", "output", _rms(seen.output))
+
+    def _add(self, kind: str, name: str, statistic: str, value: float) -> None:
+        self.rows.append(Row(self.width, self.seed, kind, name, statistic, value))
+
+    def _forward(self, *, record: bool = False) -> _Seen:
+        """The model's output (and its modules') on the batch; random numbers are the same every time."""
+        torch.manual_seed(self.seed)
+        seen = _Seen(self.model, record)
+        with torch.no_grad(), seen.watching():
+            self.target.loss(self.model, self.data)
+        return seen
+
+    def _train(self, steps: int) -> None:
+        for step in range(steps):
+            self.optimizer.zero_grad(set_to_none=True)
+            torch.manual_seed(self.seed)
+            self.target.loss(self.model, self.data).backward()  # type: ignore[no-untyped-call]
+            if step == 0:
+                for name, tensor in self.tensors.items():
+                    if tensor.grad is not None:
+                        self._add("tensor", name, "gradient", _rms_of_nonzero(tensor.grad))
+            self.optimizer.step()
+            after_step = getattr(self.target, "after_step", None)
+            if after_step is not None:
+                after_step(self.model, self.optimizer, step)
+
+    @torch.no_grad()
+    def _sensitivities(self) -> None:
+        # Not the seed that the model was initialized from: the same stream again would be correlated with its weights.
+        generator = torch.Generator().manual_seed(NUDGE_SEED + self.seed)
+        for tensor in self.tensors.values():
+            if not bool(tensor.any()):
+                scale = 1.0 / math.sqrt(max(1, tensor[0].numel())) if tensor.dim() > 1 else RELATIVE_NUDGE
+                tensor.copy_(scale * torch.randn(tensor.shape, generator=generator))
+        logits = _AttentionLogits(self.model, self.head_dims, self.width)
+        with logits:
+            reference = self._forward().output
+        for name, value in logits.sizes.items():
+            self._add("module", name, "attention_logits", value)
+        for name, tensor in self.tensors.items():
+            kept = tensor.detach().clone()
+            nudge = RELATIVE_NUDGE * _rms(kept)
+            tensor.add_(nudge * torch.randn(tensor.shape, generator=generator).to(tensor))
+            self._add("tensor", name, "sensitivity", _rms(self._forward().output - reference) / nudge)
+            tensor.copy_(kept)
+            if tensor.dim() > 1 and self.seed == 0:
+                self._add("tensor", name, "curvature", self._curvature(tensor, kept, reference, generator))
+                tensor.copy_(kept)
+        for name, tensor in self.tensors.items():
+            tensor.copy_(self.start[name])
+
+    def _curvature(self, tensor: Tensor, kept: Tensor, reference: Tensor, generator: torch.Generator) -> float:
+        """How far the output is from linear in this tensor, over a change as large as itself: 0 for a readout."""
+        change = _rms(kept) * torch.randn(tensor.shape, generator=generator).to(tensor)
+        tensor.add_(change)
+        once = self._forward().output - reference
+        tensor.add_(change)
+        twice = self._forward().output - reference
+        return _rms(twice - 2 * once) / max(_rms(once), 1e-30)
+
+    @torch.no_grad()
+    def _updates(self, after: _Seen) -> None:
+        groups = {
+            id(tensor): group for inner in _inner(self.optimizer) for group in inner.param_groups for tensor in group["params"]
+        }
+        for name, tensor in self.tensors.items():
+            now = tensor.detach().clone()
+            moved = now - self.start[name]
+            self._add("tensor", name, "update", _spectral(moved) if self.optimizers[name] == "Muon" else _rms_of_nonzero(moved))
+            tensor.copy_(self.start[name])
+            self._add("tensor", name, "effect", _rms(self._forward().output - after.output))
+            tensor.copy_(now)
+            group = groups.get(id(tensor), {})
+            for key in ("lr", "weight_decay", "eps"):
+                if key in group:
+                    self._add("tensor", name, key, float(group[key]))
+
+
+class _Seen:
+    """Outputs of one forward pass: the model's own, and every leaf module's when asked for."""
+
+    def __init__(self, model: nn.Module, record: bool) -> None:
+        self.model, self.record = model, record
+        self.outputs: dict[str, Tensor] = {}
+        self._output: Tensor | None = None
+        self._last: Tensor | None = None
+
+    @property
+    def output(self) -> Tensor:
+        """The model's output; where the model returns only its loss, the last module's."""
+        output = self._last if self._output is None or self._output.numel() == 1 else self._output
+        assert output is not None, "a forward pass went through no module"
+        return output
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        leaves = {name: module for name, module in self.model.named_modules() if not list(module.children())}
+        handles = [module.register_forward_hook(self._hook(name)) for name, module in leaves.items()]
+        handles.append(self.model.register_forward_hook(self._root))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _hook(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            tensor = _first_tensor(output)
+            if tensor is not None:
+                self._last = tensor.detach()
+                if self.record:
+                    self.outputs[name] = tensor.detach()
+
+        return hook
+
+    def _root(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        tensor = _first_tensor(output)
+        self._output = None if tensor is None else tensor.detach()
+
+
+class _AttentionLogits(TorchFunctionMode):
+    """RMS of query . key x scale wherever scaled_dot_product_attention is called, by the module that calls it."""
+
+    def __init__(self, model: nn.Module, head_dims: dict[str, dict[int, int]], width: int) -> None:
+        super().__init__()
+        self.sizes: dict[str, float] = {}
+        self._stack: list[str] = []
+        self._head_dims, self._width = head_dims, width
+        self._handles: list[Any] = []
+        for name, module in model.named_modules():
+            self._handles.append(module.register_forward_pre_hook(self._entered(name)))
+            self._handles.append(module.register_forward_hook(self._left))
+
+    def _entered(self, name: str) -> Callable[[nn.Module, Any], None]:
+        def hook(_module: nn.Module, _inputs: Any) -> None:
+            self._stack.append(name)
+
+        return hook
+
+    def _left(self, _module: nn.Module, _inputs: Any, _output: Any) -> None:
+        self._stack.pop()
+
+    def __exit__(self, *arguments: Any) -> None:
+        for handle in self._handles:
+            handle.remove()
+        super().__exit__(*arguments)  # type: ignore[no-untyped-call]
+
+    def __torch_function__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        options = options or {}
+        if function is F.scaled_dot_product_attention:
+            self._note(arguments[0], arguments[1], options.get("scale"))
+        return function(*arguments, **options)
+
+    def _note(self, query: Tensor, key: Tensor, scale: float | None) -> None:
+        head_dim = query.shape[-1]
+        keys = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1) if query.dim() == 4 else key
+        factor = 1.0 / math.sqrt(head_dim) if scale is None else scale
+        name = self._stack[-1] if self._stack else ""
+        self.sizes[name] = factor * _rms(query @ keys.transpose(-1, -2))
+        self._head_dims.setdefault(name, {})[self._width] = head_dim
+
+
+def _first_tensor(value: Any) -> Tensor | None:
+    """The first floating-point tensor in a module's output, whatever it is wrapped in."""
+    if isinstance(value, Tensor):
+        return value if value.is_floating_point() else None
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
+    return next((found for item in values if (found := _first_tensor(item)) is not None), None)
+
+
+def _rms(tensor: Tensor) -> float:
+    return float(tensor.detach().double().square().mean().sqrt())
+
+
+def _rms_of_nonzero(tensor: Tensor) -> float:
+    """RMS over the entries that are not zero: an embedding's untouched rows say nothing."""
+    moved = tensor.detach().double()
+    count = int((moved != 0).sum())
+    return math.sqrt(float(moved.square().sum()) / count) if count else 0.0
+
+
+def _spectral(matrix: Tensor) -> float:
+    """Spectral norm over sqrt(entries): the size of an update of full rank, as Muon's, in the units of one of low rank."""
+    flat = matrix.detach().double().flatten(1)
+    return float(torch.linalg.matrix_norm(flat, 2)) / math.sqrt(flat.numel())
+
+
+def _optimizer_of(optimizer: torch.optim.Optimizer, tensor: Tensor) -> str:
+    """Class of the optimizer that moves `tensor`."""
+    for inner in _inner(optimizer):
+        if any(tensor is held for group in inner.param_groups for held in group["params"]):
+            return type(inner).__name__
+    return "none"
+
+
+def _inner(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+    """The optimizers that one object wraps (Muon beside AdamW, say), listed as its `optimizers`; or itself."""
+    return list(getattr(optimizer, "optimizers", [optimizer]))

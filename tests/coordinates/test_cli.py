@@ -1,0 +1,93 @@
+"""`mutransfer coord` as users call it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT.parent / "shared" / "examples" / "coord_targets.py"
+HIDDEN = {"up.0.weight", "up.1.weight", "down.0.weight", "down.1.weight"}
+
+
+def coord(folder: Path, *arguments: str) -> tuple[int, Any, str]:
+    command = [sys.executable, "-m", "sweeps.cli", "coord", *arguments, "--json"]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert "Traceback" not in result.stderr, result.stderr
+    return result.returncode, json.loads(result.stdout), result.stderr
+
+
+@pytest.mark.skipif(not EXAMPLES.exists(), reason="no examples beside the repository")
+@pytest.mark.parametrize(
+    ("name", "verdict", "required", "allowed"),
+    [
+        ("Mup", "pass", set(), set()),
+        ("Standard", "fail", HIDDEN, HIDDEN | {"readout.weight"}),
+        ("HiddenLrNotScaled", "fail", HIDDEN, HIDDEN),
+        ("EmbeddingFrozen", "fail", {"embed.weight"}, {"embed.weight"}),
+    ],
+)
+def test_the_examples_get_their_answers(tmp_path: Path, name: str, verdict: str, required: set[str], allowed: set[str]) -> None:
+    code, document, _ = coord(tmp_path, "--target", f"{EXAMPLES}:{name}", "--widths", "64,128,256,512")
+    assert document["verdict"] == verdict
+    assert code == (0 if verdict == "pass" else 1)
+    assert required <= {item["tensor"] for item in document["culprits"]} <= allowed
+    for item in document["culprits"]:
+        assert set(item) >= {"tensor", "statistic", "slope", "interval", "expected"}
+        assert item["interval"][0] <= item["slope"] <= item["interval"][1]
+
+
+def run_file(folder: Path, **changes: Any) -> str:
+    values = {
+        "model": {"width": 32, "depth": 1, "head_dim": 8, "context": 16},
+        "base": {"width": 32},
+        "data": {"source": "zipf-markov", "synthetic_tokens": 40_000, "synthetic_vocab": 32},
+        "optimizer": {"lr": 0.015625, "eps": 1e-12},
+    }
+    (folder / "run.yaml").write_text(yaml.safe_dump(values | changes))
+    return "run.yaml"
+
+
+def test_the_own_model_passes_under_mup_and_fails_under_sp(tmp_path: Path) -> None:
+    code, document, _ = coord(tmp_path, run_file(tmp_path), "--widths", "32,64,128,256", "--out", "check")
+    assert (code, document["verdict"], document["culprits"]) == (0, "pass", [])
+    assert (tmp_path / "check" / "coord.svg").read_text().startswith("<svg")
+    assert json.loads((tmp_path / "check" / "coord.json").read_text()) == document
+    arguments = ("--widths", "32,64,128,256", "--parametrization.kind", "sp")
+    code, document, _ = coord(tmp_path, run_file(tmp_path), *arguments)
+    assert (code, document["verdict"]) == (1, "fail")
+    named = {(item["tensor"], item["statistic"]) for item in document["culprits"]}
+    assert ("blocks.0.mlp.up.weight", "update") in named
+    assert ("readout.weight", "multiplier") in named
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((), "give a run's YAML file or --target"),
+        (("--target", "nowhere.py:Net"), "no such file"),
+        (("--target", "mine.py:Nte"), "targets in it: Net"),
+        (("--target", "mine.py:Half"), "has no optimizer, batch, loss"),
+        (("--target", "mine.py:Raises"), "ValueError: no such width"),
+        (("--target", "mine.py"), "is not of the form"),
+        (("--target", "broken.py:Net"), "cannot be imported: ZeroDivisionError"),
+        (("run.yaml", "--widths", "32,x"), "needs at least two whole numbers"),
+        (("run.yaml", "--widths", "32,33"), "width 33 is not divisible"),
+    ],
+)
+def test_wrong_use_is_explained(tmp_path: Path, arguments: tuple[str, ...], expected: str) -> None:
+    run_file(tmp_path)
+    methods = "".join(f"    def {name}(self, *_): ...\n" for name in ("build", "optimizer", "batch", "loss"))
+    raises = "class Raises(Net):\n    def build(self, width):\n        raise ValueError('no such width')\n"
+    (tmp_path / "mine.py").write_text(f"class Net:\n{methods}\nclass Half:\n    def build(self, width): ...\n\n{raises}")
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    code, document, _ = coord(tmp_path, *arguments)
+    assert code == 2
+    texts = [f"{error['what']} {error['cure']}" for error in document["errors"]]
+    assert any(expected in text for text in texts), texts
