@@ -133,10 +133,11 @@ class CoordinateVerdict:
         return dict(json_safe(document))
 
     def __str__(self) -> str:
+        wrong = len({item.tensor for item in self.culprits if item.level == "fail"})
         head = {
             "pass": "pass: every tensor's init, update and effect scale with width as maximal update demands",
             "warn": "warn: it can train as it is, and does not do what transfer needs in all details",
-            "fail": f"fail: {len({item.tensor for item in self.culprits if item.level == 'fail'})} tensors are wrong",
+            "fail": f"fail: {wrong} tensor{'s are' if wrong != 1 else ' is'} wrong",
             "inconclusive": "inconclusive",
         }[self.verdict]
         lines = [f"{head} (widths {', '.join(map(str, self.widths))})"]

@@ -234,3 +234,7 @@ def transformer(fault: Fault | None = None, **changes: Any) -> FaultyRun:
 
 def with_fault(target: Supervised, **powers: Any) -> Supervised:
     return replace(target, fault=Fault(**powers))
+
+
+frozen_embedding = with_fault(mlp(), lr={"embed.weight": -1})
+"""For the README: a model whose first layer's learning rate falls with width, which a plot of mean activations does not show."""
