@@ -298,21 +298,21 @@ def _judge_tensor(
         # Query and key act through logits that a random model lets fall as head_dim^-1/2.
         gain = min(0.0, gain + 0.5 * growth)
     found: list[Culprit] = []
+    # In another form the sensitivity is off by what the update is off the other way (Lemma J.1); the init is then judged in that form.
+    shift = gain if abs(update) > tolerance and abs(update + gain) < TIGHT and not vector else 0.0
+    init, update, gain = init + shift, update + shift, gain - shift
+    explained = _explained_by_gradient(table, item, report)
     # Readouts and vectors may start smaller than order one, as zeros do.
     wrong_init = abs(init) > tolerance and not (init < 0 and (vector or is_readout))
-    explained = _explained_by_gradient(table, item, report)
     wrong_update = abs(update) > tolerance and not explained
-    other_form = abs(gain + update) < TIGHT and (math.isnan(init) or abs(init - update) < TIGHT) and abs(gain) > tolerance
-    if other_form and not vector:
-        wrong_init = wrong_update = False
-    elif report.growing and abs(gain) > tolerance and not wrong_init and not wrong_update:
+    if report.growing and abs(gain) > tolerance and not wrong_init and not wrong_update:
         found.append(_culprit(report, "multiplier", report.sensitivity, report.expected["sensitivity"], gain))
     if wrong_init:
-        found.append(_culprit(report, "init", report.init, report.expected["init"], init))
+        found.append(_culprit(report, "init", report.init, report.expected["init"] - shift, init))
     if wrong_update:
         eps = _eps_share(table, item, width)
         statistic = "eps" if update < 0 and eps > EPS_SHARE else "update"
-        found.append(_culprit(report, statistic, report.update, report.expected["update"], update, eps))
+        found.append(_culprit(report, statistic, report.update, report.expected["update"] - shift, update, eps))
     decay = _decay(table, item, report)
     doubtful = [
         f"{item.name}: {name} {interval_text(slope.interval)}"

@@ -15,7 +15,7 @@ from analysis.results import interval_text, number
 from analysis.target import TargetConfig
 from analysis.transfer import TransferFit
 from scaling.accounting import flops_per_token, parameter_counts, run_flops
-from scaling.config import ParametrizationConfig, RunConfig
+from scaling.config import RunConfig
 from scaling.errors import ConfigError, Fault
 from scaling.parametrization import HORIZON_SOURCE, TensorRule, at_horizon, horizon_betas, tensor_rules
 from scaling.schedule import warmup_steps
@@ -379,7 +379,7 @@ class _Derivation:
         for axis, factor in extrapolation.items():
             if factor > FAR or factor < 1 / FAR:
                 self.warnings.append(f"{axis} lies x{_factor(factor)} from what was measured, beyond x{FAR:g}")
-        if extrapolation["depth"] != 1:
+        if extrapolation["depth"] != 1 and self.fit.parametrization != "completep":
             self.warnings.append("muP carries the LR over width only; depth differs from the study's: study the target's depth")
         if self.model.vocab_size != self.template.model.vocab_size:
             self.warnings.append("the vocabulary differs from the study's, and with it the data: the study's LR is a guess there")
@@ -388,7 +388,7 @@ class _Derivation:
         gpus = self.target.gpus
         if gpus is not None and self.template.runtime.device == "cpu":
             self.warnings.append("data, context, precision and device are the study's: set those of the large run in its config")
-        if ParametrizationConfig().kind != self.fit.parametrization:
+        if self.fit.parametrization == "sp":
             self.warnings.append("recommended under a parametrization without transfer rules")
 
 

@@ -25,7 +25,7 @@ from analysis.transfer import TransferFit
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PREFERRED = "mup"
+PREFERRED = ("completep", "mup", "mup-simple")
 CAPTIONS = {
     "lr_curves": (
         "Loss against learning rate, by width. Points are runs, dotted lines join their means, solid lines are fitted near the "
@@ -70,8 +70,8 @@ def compare_losses(fits: Mapping[str, TransferFit]) -> Comparison | None:
 
 
 def preferred(fits: Mapping[str, TransferFit]) -> TransferFit:
-    """The fit that a recommendation starts from: muP's when there is one, else the first."""
-    return fits[PREFERRED] if PREFERRED in fits else next(iter(fits.values()))
+    """The fit that a recommendation starts from: of the parametrization that carries most over, else the first."""
+    return next((fits[kind] for kind in PREFERRED if kind in fits), next(iter(fits.values())))
 
 
 def remarks(fit: TransferFit) -> list[str]:

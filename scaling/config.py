@@ -22,6 +22,7 @@ PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
+ParametrizationKind = Literal["sp", "mup", "mup-simple", "completep"]
 Precision = Literal["fp32", "bf16", "fp16"]
 
 
@@ -143,7 +144,11 @@ class InitConfig(Frozen):
 class ParametrizationConfig(Frozen):
     """Which rules carry hyperparameters from the base shape to another shape."""
 
-    kind: Literal["sp", "mup"] = "mup"
+    kind: ParametrizationKind = "mup"
+    form: Literal["table3", "table8", "table9"] = "table8"
+    """Which of Tensor Programs V's (2203.03466) equivalent tables: where the factors of embedding and readout stand."""
+    alpha: Annotated[float, Field(ge=0.5, le=1)] = 1.0
+    """completep only: residual branches are multiplied by (depth / base depth)^-alpha (CompleteP 2505.01618)."""
     init: InitConfig = InitConfig()
     embedding_multiplier: PositiveFloat = 1.0
     readout_multiplier: PositiveFloat = 1.0
@@ -264,6 +269,9 @@ class RuntimeConfig(Frozen):
     log_every_steps: Positive = 10
 
 
+YOUNGER_KEYS = {"form": "table8", "alpha": 1.0}
+
+
 class RunConfig(Frozen):
     """Everything that determines one training run."""
 
@@ -279,6 +287,17 @@ class RunConfig(Frozen):
     @model_validator(mode="after")
     def _base_exists(self) -> Self:
         self.base_model()
+        if self.model.tied_embeddings and self.parametrization.kind == "mup-simple":
+            raise fault_at(
+                "parametrization", "mup-simple gives embedding and readout different rules, and they are one tensor; use mup"
+            )
+        if self.model.tied_embeddings and self.parametrization.form != "table8":
+            what = f"{self.parametrization.form} gives embedding and readout different rules, and they are one tensor"
+            raise fault_at("parametrization", f"{what}; use form table8")
+        if self.parametrization.form != "table8" and self.parametrization.kind not in ("mup", "completep"):
+            raise fault_at(
+                "parametrization", f"form {self.parametrization.form} is one of muP's; {self.parametrization.kind} has none"
+            )
         return self
 
     def base_model(self) -> ModelConfig:
@@ -302,7 +321,12 @@ class RunConfig(Frozen):
     def run_id(self) -> str:
         """Name of the run: a hash of everything but `runtime` and, once the corpus is pinned by its hash, its paths."""
         paths = {"paths", "train_bin", "validation_bin"} if self.data.sha256 else set()
-        return content_hash(self.model_dump(mode="json", exclude={"runtime": True, "data": paths}))
+        values = self.model_dump(mode="json", exclude={"runtime": True, "data": paths})
+        # Keys that are younger than the first studies count where they differ from their default, so that older runs keep their names.
+        for name, default in YOUNGER_KEYS.items():
+            if values["parametrization"][name] == default:
+                del values["parametrization"][name]
+        return content_hash(values)
 
 
 def content_hash(value: Any, digits: int = 12) -> str:

@@ -88,19 +88,22 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """x + branch * attention(norm(x)), then x + branch * mlp(norm(x))."""
 
-    def __init__(self, model: ModelConfig, attention_scale: float) -> None:
+    def __init__(self, model: ModelConfig, attention_scale: float, branch: float) -> None:
         super().__init__()
+        self.branch = branch
         self.attention_norm = RMSNorm(model.width, model.norm_gain)
         self.attention = Attention(model, attention_scale)
         self.mlp_norm = RMSNorm(model.width, model.norm_gain)
         self.mlp = MLP(model)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), cos, sin)
-        out: Tensor = x + self.mlp(self.mlp_norm(x))
-        return out
+        x = self._add(x, self.attention(self.attention_norm(x), cos, sin))
+        return self._add(x, self.mlp(self.mlp_norm(x)))
+
+    def _add(self, x: Tensor, change: Tensor) -> Tensor:
+        return x + change if self.branch == 1.0 else x + self.branch * change
 
 
 class Transformer(nn.Module):
@@ -113,7 +116,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.rules = rules
         self.embedding = nn.Embedding(model.vocabulary, model.width)
-        self.blocks = nn.ModuleList(Block(model, rules.attention_scale) for _ in range(model.depth))
+        self.blocks = nn.ModuleList(Block(model, rules.attention_scale, rules.branch) for _ in range(model.depth))
         self.final_norm = RMSNorm(model.width, model.norm_gain)
         self.readout = None if model.tied_embeddings else nn.Linear(model.width, model.vocabulary, bias=False)
         cos, sin = rotary_tables(model.context, model.head_size, model.rope_base)

@@ -5,11 +5,12 @@ decay (as torch.optim.AdamW takes it, multiplied by the LR). Each is the base va
 
     m_in, m_out   fan_in and fan_out of the tensor itself
     m_N           width
+    m_L           depth
 
 When tokens or batch change, `at_horizon` moves the base values themselves: it is one factor for all tensors.
 
 Identity that tests every row (Tensor Programs V, 2203.03466, Lemma J.1; eps and decay: same argument): A*t, B/t, C/t, E*t,
-decay*t leaves training under AdamW unchanged.
+decay*t leaves training under AdamW unchanged; SGD's LR goes with 1/t^2. `Row.moved` applies it, and muP's forms are made by it.
 
 The model's init, the optimizer's groups, the forward multipliers, `explain` and the recommendation all read this file.
 To add a parametrization, add a table of rows.
@@ -19,13 +20,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from scaling.config import InitConfig, OptimizerConfig, ParametrizationConfig, RunConfig
 from scaling.shapes import Role, TensorSpec, transformer_tensors
 
-Ratio = Literal["m_in", "m_out", "m_N"]
+Ratio = Literal["m_in", "m_out", "m_N", "m_L"]
 Powers = Mapping[Ratio, float]
 ONE: Powers = {}
 
@@ -40,13 +41,44 @@ class Row:
     lr: Powers = field(default_factory=dict)
     eps: Powers = field(default_factory=dict)
     weight_decay: Powers = field(default_factory=dict)
+    sgd_lr: Powers | None = None
+    """LR under SGD; None: no rule is known."""
     decays: bool = True
     """False: never weight-decayed (gains), whatever the config says."""
+
+    def moved(self, factor: Powers, source: str) -> Row:
+        """The same training in another form: `factor` (powers of the ratios) moved into the forward multiplier (Lemma J.1)."""
+        back = {ratio: -power for ratio, power in factor.items()}
+        return replace(
+            self,
+            source=source,
+            multiplier=times(self.multiplier, factor),
+            init_std=times(self.init_std, back),
+            lr=times(self.lr, back),
+            eps=times(self.eps, factor),
+            weight_decay=times(self.weight_decay, factor),
+            sgd_lr=None if self.sgd_lr is None else times(self.sgd_lr, back, back),
+        )
+
+    def also(self, factors: Mapping[str, Powers], source: str) -> Row:
+        """The row with further powers on some of its columns."""
+        columns: dict[str, Powers] = {name: times(getattr(self, name), powers) for name, powers in factors.items()}
+        return replace(self, source=source, **columns)  # type: ignore[arg-type]  # every key names a column of powers
+
+
+def times(*factors: Powers) -> Powers:
+    """The product: powers added, those of 0 left out."""
+    total: dict[Ratio, float] = {}
+    for powers in factors:
+        for ratio, power in powers.items():
+            total[ratio] = total.get(ratio, 0.0) + power
+    return {ratio: power for ratio, power in total.items() if power}
 
 
 _SP = "standard parametrization: same value at every width"
 _TP5 = "Tensor Programs V (2203.03466) Table 8"
 _EPS = "Complete(d)P (2512.22382) Table 1"
+_SIMPLE = "muP-simple (Wortsman et al. 2309.14322 Fig. E.5); LRs as in Everett et al. (2407.05872)"
 
 TABLES: Mapping[str, Mapping[Role, Row]] = {
     "sp": {
@@ -62,20 +94,62 @@ TABLES: Mapping[str, Mapping[Role, Row]] = {
     # constant in width (CompleteP 2505.01618 Table 1; Kosson et al. 2510.19093). The final gain's eps is CompleteP's 1/m_N,
     # not Complete(d)P's 1: gradients were measured to fall with slope -0.98.
     "mup": {
-        "embedding": Row(f"{_TP5}; eps: {_EPS}", eps={"m_N": -1}),
+        "embedding": Row(f"{_TP5}; eps: {_EPS}", eps={"m_N": -1}, sgd_lr={"m_out": 1}),
         "hidden": Row(
             f"{_TP5}; weight decay: CompleteP (2505.01618) Table 1; eps: Qiu et al. (2512.05620)",
             init_std={"m_in": -0.5},
             lr={"m_in": -1},
             eps={"m_out": -1},
             weight_decay={"m_in": 1},
+            sgd_lr={"m_out": 1, "m_in": -1},
         ),
-        "block_gain": Row(f"{_TP5}; eps: {_EPS}", eps={"m_N": -1}, decays=False),
-        "qk_gain": Row(f"{_TP5}; eps: {_EPS}", decays=False),
-        "final_gain": Row(f"{_TP5}; eps: CompleteP (2505.01618) Table 1", eps={"m_N": -1}, decays=False),
-        "readout": Row(f"{_TP5}; eps: Lemma J.1 applied to {_EPS}", multiplier={"m_N": -1}, eps={"m_N": -1}),
+        "block_gain": Row(f"{_TP5}; eps: {_EPS}", eps={"m_N": -1}, sgd_lr={"m_out": 1}, decays=False),
+        "qk_gain": Row(f"{_TP5}; eps: {_EPS}", sgd_lr={}, decays=False),
+        "final_gain": Row(f"{_TP5}; eps: CompleteP (2505.01618) Table 1", eps={"m_N": -1}, sgd_lr={"m_out": 1}, decays=False),
+        "readout": Row(f"{_TP5}; eps: Lemma J.1 applied to {_EPS}", multiplier={"m_N": -1}, eps={"m_N": -1}, sgd_lr={"m_N": 1}),
+    },
+    # Only the LRs follow muP; the readout starts with fan-in init, so that logits are of order one at the start and their updates
+    # keep growing, slowly. Everett et al.'s (2407.05872) per-layer LRs for standard parametrization under full alignment are these.
+    "mup-simple": {
+        "embedding": Row(f"{_SIMPLE}; eps: {_EPS}", eps={"m_N": -0.5}),
+        "hidden": Row(_SIMPLE, init_std={"m_in": -0.5}, lr={"m_in": -1}, eps={"m_out": -1, "m_N": 0.5}, weight_decay={"m_in": 1}),
+        "block_gain": Row(_SIMPLE, eps={"m_N": -0.5}, decays=False),
+        "qk_gain": Row(_SIMPLE, decays=False),
+        "final_gain": Row(_SIMPLE, eps={"m_N": -0.5}, decays=False),
+        "readout": Row(_SIMPLE, init_std={"m_in": -0.5}, lr={"m_in": -1}, weight_decay={"m_in": 1}),
     },
 }
+
+FORMS: Mapping[str, Mapping[Role, Powers]] = {
+    "table8": {},
+    "table3": {"readout": {"m_N": 1}},
+    "table9": {"readout": {"m_N": 0.5}, "embedding": {"m_N": 0.5}},
+}
+"""What each of Tensor Programs V's tables moves into the forward multiplier, from Table 8. Gains stay as they are in all of them."""
+
+
+def completep(alpha: float) -> Mapping[Role, Row]:
+    """muP and, over depth, CompleteP (2505.01618 Table 1; Complete(d)P 2512.22382 Table 1): branches times m_L^-alpha.
+
+    In a block the LR goes with m_L^(alpha - 1) and eps with m_L^-alpha, as a gradient entry does; outside nothing changes.
+    """
+    depth: Powers = {"m_L": alpha - 1}
+    eps: Powers = {"m_L": -alpha}
+    source = "CompleteP (2505.01618) Table 1 and Complete(d)P (2512.22382) Table 1"
+    inside: tuple[Role, ...] = ("hidden", "block_gain", "qk_gain")
+    changed = {
+        role: TABLES["mup"][role].also({"lr": depth, "eps": eps}, f"{TABLES['mup'][role].source}; depth: {source}")
+        for role in inside
+    }
+    return {**TABLES["mup"], **changed}
+
+
+def rows_of(parametrization: ParametrizationConfig) -> Mapping[Role, Row]:
+    """The rows of a parametrization, in its form."""
+    rows = completep(parametrization.alpha) if parametrization.kind == "completep" else TABLES[parametrization.kind]
+    moves = FORMS[parametrization.form]
+    source = f"Tensor Programs V (2203.03466) Table {parametrization.form[-1]}, from Table 8 by Lemma J.1"
+    return {role: row.moved(moves[role], source) if role in moves else row for role, row in rows.items()}
 
 
 def value(powers: Powers, ratios: Mapping[Ratio, float]) -> float:
@@ -143,7 +217,9 @@ def _base_std(spec: TensorSpec, base_fan_in: int, init: InitConfig, depth: int) 
 def _init_std(spec: TensorSpec, base: TensorSpec, row: Row, ratios: Mapping[Ratio, float], run: RunConfig) -> tuple[float, str]:
     if spec.role in ("block_gain", "qk_gain", "final_gain"):
         return math.nan, "ones"
-    std, by_fan_in = _base_std(spec, base.fan_in, run.parametrization.init, run.model.depth)
+    # Under completep the branch multiplier does what GPT-2's 1/sqrt(depth) init is for.
+    depth = run.base_model().depth if run.parametrization.kind == "completep" else run.model.depth
+    std, by_fan_in = _base_std(spec, base.fan_in, run.parametrization.init, depth)
     powers: Powers = {"m_in": -0.5} if by_fan_in else row.init_std
     return std * value(powers, ratios), formula(f"{std:.4g}", powers) if std else "0"
 
@@ -152,13 +228,14 @@ def tensor_rules(run: RunConfig) -> list[TensorRule]:
     """The rule of every tensor of `run`'s model; `run.optimizer` and `run.parametrization` hold the values at the base shape."""
     base_model = run.base_model()
     bases = {_layer_free(spec.name): spec for spec in transformer_tensors(base_model)}
-    table, rules = TABLES[run.parametrization.kind], []
+    table, rules = rows_of(run.parametrization), []
     for spec in transformer_tensors(run.model):
         base, row = bases[_layer_free(spec.name)], table[spec.role]
         ratios: dict[Ratio, float] = {
             "m_in": spec.fan_in / base.fan_in,
             "m_out": spec.fan_out / base.fan_out,
             "m_N": run.model.width / base_model.width,
+            "m_L": run.model.depth / base_model.depth,
         }
         rules.append(_tensor_rule(spec, base, row, ratios, run))
     return rules
@@ -206,6 +283,8 @@ class ForwardRules:
     readout: float
     attention_scale: float
     """Factor on query . key."""
+    branch: float = 1.0
+    """Factor on what a block adds to the residual stream."""
 
 
 def forward_rules(run: RunConfig) -> ForwardRules:
@@ -215,15 +294,16 @@ def forward_rules(run: RunConfig) -> ForwardRules:
     (Tensor Programs V, Definition 4.1). With head_dim held fixed the two are one.
     """
     base, model, parametrization = run.base_model(), run.model, run.parametrization
-    table = TABLES[parametrization.kind]
-    ratios: dict[Ratio, float] = {"m_N": model.width / base.width}
+    table = rows_of(parametrization)
+    ratios: dict[Ratio, float] = {"m_N": model.width / base.width, "m_L": model.depth / base.depth}
     scale = 1 / math.sqrt(model.head_size)
-    if parametrization.kind != "sp":
+    if parametrization.kind in ("mup", "completep"):
         scale *= math.sqrt(base.head_size / model.head_size)
     return ForwardRules(
         embedding=base_multiplier(parametrization, "embedding") * value(table["embedding"].multiplier, ratios),
         readout=base_multiplier(parametrization, "readout") * value(table["readout"].multiplier, ratios),
         attention_scale=parametrization.attention_multiplier * scale,
+        branch=ratios["m_L"] ** -parametrization.alpha if parametrization.kind == "completep" else 1.0,
     )
 
 

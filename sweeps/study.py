@@ -19,6 +19,7 @@ from scaling.config import (
     ModelFamily,
     OptimizerConfig,
     ParametrizationConfig,
+    ParametrizationKind,
     Positive,
     PositiveFloat,
     RunConfig,
@@ -31,7 +32,7 @@ from scaling.config import (
 if TYPE_CHECKING:
     from scaling.records import RunRecord
 
-Kind = Literal["sp", "mup"]
+Kind = ParametrizationKind
 Log2LR = Annotated[float, Field(ge=-40, le=10)]
 Seeds = Annotated[int, Field(ge=1, le=10_000, strict=True)]
 MAX_LRS = 1000
@@ -104,6 +105,8 @@ class StudyOptimizer(Frozen):
 class StudyParametrization(Frozen):
     """Init and multipliers of one parametrization; see scaling.config.ParametrizationConfig."""
 
+    form: Literal["table3", "table8", "table9"] = "table8"
+    alpha: Annotated[float, Field(ge=0.5, le=1)] = 1.0
     init: InitConfig = InitConfig()
     embedding_multiplier: PositiveFloat = 1.0
     readout_multiplier: PositiveFloat = 1.0

@@ -113,7 +113,8 @@ def check_target_file(config: StudyConfig, source: ConfigSource) -> None:
         cure = "correct the path (relative to the study's file), or remove the key: `recommend` takes --target later"
         raise ConfigError(Fault(f"{source.place(('target',))}: target", f"{file}: no such file", cure))
     target = read_yaml(file)
-    kind = next((kind for kind in config.parametrizations if kind == PREFERRED), next(iter(config.parametrizations)))
+    given = list(config.parametrizations)
+    kind = next((kind for name in PREFERRED for kind in given if kind == name), given[0])
     check_target(build(TargetConfig, target), config.template(kind), lambda key: f"{target.place((key,))}: {key}")
 
 

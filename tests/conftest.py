@@ -38,12 +38,15 @@ def tiny_run(
     optimizer: OptimizerConfig | None = None,
     base_width: int = 32,
     init: InitConfig | None = None,
+    **parametrization: object,
 ) -> RunConfig:
-    """A run of seconds: depth 2, context 16, synthetic data."""
+    """A run of seconds: depth 2, context 16, synthetic data. parametrization: further keys of ParametrizationConfig."""
     return RunConfig.model_validate(
         {
             "model": (family or ModelFamily(depth=2, head_dim=8, context=16, vocab_size=32)).at(width),
-            "parametrization": ParametrizationConfig.model_validate({"kind": kind, "init": init or InitConfig()}),
+            "parametrization": ParametrizationConfig.model_validate(
+                {"kind": kind, "init": init or InitConfig()} | parametrization
+            ),
             "base": {"width": base_width},
             "optimizer": optimizer or OptimizerConfig(lr=2.0**log2_lr),
             "data": SYNTHETIC,

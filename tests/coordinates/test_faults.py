@@ -28,6 +28,11 @@ RIGHT: dict[str, Any] = {
         model__queries_per_kv=2, model__activation="swiglu", model__norm_gain=True
     ),
     "transformer, qk-norm": lambda: transformer(model__qk_norm=True),
+    "transformer, table 3": lambda: transformer(parametrization={"form": "table3"}),
+    "transformer, table 9": lambda: transformer(parametrization={"form": "table9"}),
+    "transformer, completep at twice the base depth": lambda: transformer(
+        parametrization={"kind": "completep"}, model__depth=2, base={"width": 32, "depth": 1}
+    ),
     "transformer, head_dim grows": lambda: transformer(**FULL_HEADS),
 }
 
@@ -81,6 +86,9 @@ FAULTS: dict[str, tuple[Any, set[str], str]] = {
     ),
     "transformer: 1/sqrt(head_dim) where head_dim grows": (
         lambda: transformer(Fault(multiplier={"blocks.0.attention.query": 0.5}), **FULL_HEADS), {"blocks.0.attention"}, "attention_logits",
+    ),
+    "transformer: mup-simple, whose readout starts too large": (
+        lambda: transformer(parametrization={"kind": "mup-simple"}), {"readout.weight"}, "init",
     ),
     "mlp: eps above the gradient": (lambda: with_fault(mlp(), eps=1e-2), set(), "eps"),
     "transformer: eps above the gradient": (lambda: transformer(Fault(eps=1e-2)), set(), "eps"),

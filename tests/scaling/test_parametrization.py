@@ -10,8 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scaling.config import InitConfig, ModelFamily, OptimizerConfig
+from scaling.config import BaseShape, InitConfig, ModelFamily, OptimizerConfig, RunConfig
 from scaling.model import build_model
+from scaling.optimizer import build_optimizer
 from scaling.parametrization import TABLES, at_horizon, formula, forward_rules, horizon_betas, tensor_rules
 from scaling.shapes import transformer_tensors
 from tests.conftest import tiny_run
@@ -135,6 +136,61 @@ def test_equivalent_forms_train_bit_identically(theta: float) -> None:
     reference = losses(1.0)
     assert losses(theta) == reference
     assert reference[-1] < reference[0]
+
+
+@pytest.mark.parametrize("form", ["table3", "table9"])
+@pytest.mark.parametrize("kind", ["mup", "completep"])
+def test_tensor_programs_tables_train_bit_identically(kind: str, form: str) -> None:
+    """In fp64 and with a ratio that is a power of 4, so that its square root is a power of two, every loss is the same number."""
+
+    def losses(form: str) -> list[float]:
+        run = tiny_run(
+            128, kind=kind, base_width=32, family=ModelFamily(depth=2, head_dim=8, context=8, vocab_size=32),
+            optimizer=OptimizerConfig(lr=0.01, eps=1e-3, weight_decay=0.1), form=form,
+        )  # fmt: skip
+        model = build_model(run).double()
+        optimizer = build_optimizer(model, run)
+        tokens = torch.randint(32, (4, 9), generator=torch.Generator().manual_seed(0))
+        history = []
+        for _ in range(5):
+            optimizer.zero_grad()
+            loss = model.loss(tokens)
+            loss.backward()
+            optimizer.step()
+            history.append(loss.item())
+        return history
+
+    assert losses(form) == losses("table8")
+    assert len(set(losses(form))) == 5
+
+
+def test_completep_is_mup_at_the_base_depth_and_scales_branches_beyond() -> None:
+    def run(kind: str, depth: int, **settings: object) -> RunConfig:
+        family = FULL.model_copy(update={"depth": depth})
+        whole = tiny_run(64, kind=kind, base_width=32, family=family, optimizer=OptimizerConfig(weight_decay=0.1), **settings)
+        return whole.model_copy(update={"base": BaseShape(width=32, depth=2)})
+
+    def values(run: RunConfig) -> list[tuple[float, ...]]:
+        return [(rule.multiplier, rule.lr, rule.weight_decay, rule.eps) for rule in tensor_rules(run)]
+
+    assert values(run("completep", 2)) == values(run("mup", 2))
+    deep, shallow = ({rule.name: rule for rule in tensor_rules(run("completep", depth, alpha=0.5))} for depth in (8, 2))
+    assert forward_rules(run("completep", 8, alpha=0.5)).branch == 0.5
+    assert forward_rules(run("completep", 8)).branch == 0.25
+    hidden, embedding = "blocks.0.mlp.up.weight", "embedding.weight"
+    assert deep[hidden].lr == pytest.approx(0.5 * shallow[hidden].lr)
+    assert deep[hidden].eps == pytest.approx(0.5 * shallow[hidden].eps)
+    assert deep[hidden].init_std == pytest.approx(shallow[hidden].init_std)
+    assert (deep[embedding].lr, deep[embedding].eps) == (shallow[embedding].lr, shallow[embedding].eps)
+
+
+def test_forms_and_tied_weights_that_have_no_rule_are_refused() -> None:
+    tied = FULL.model_copy(update={"tied_embeddings": True})
+    for settings_ in ({"form": "table3"}, {"kind": "mup-simple"}):
+        with pytest.raises(ValueError, match="they are one tensor"):
+            tiny_run(64, family=tied, **settings_)
+    with pytest.raises(ValueError, match="form table9 is one of muP's"):
+        tiny_run(64, kind="sp", form="table9")
 
 
 def test_attention_scale_is_one_over_sqrt_when_heads_grow_and_one_over_d_when_head_dim_grows() -> None:
