@@ -1,0 +1,274 @@
+"""parametrize() on modules as users write them: the coordinate check passes on them, and nothing is lost on the way."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mup
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from analysis.coordinates import judge
+from scaling.coordinates import measure
+from scaling.errors import ConfigError
+from scaling.parametrize import parametrize
+
+BASE, WIDTHS = 32, (32, 64, 128, 256)
+ROOT = Path(__file__).parents[2]
+
+
+class Mlp(nn.Module):
+    """torch's default init everywhere, biases included."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(16, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+class ConvNet(nn.Module):
+    """Convolutions, one of them by depth alone, a transposed one, norms, and a hidden layer of another fan_in."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, width, 3, padding=1)
+        self.depthwise = nn.Conv2d(width, width, 3, padding=1, groups=width)
+        self.up = nn.ConvTranspose2d(width, 2 * width, 1)
+        self.norm = nn.GroupNorm(4, 2 * width)
+        self.head = nn.Sequential(nn.Linear(2 * width, width), nn.ReLU(), nn.Linear(width, 10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.depthwise(self.stem(x)))
+        return self.head(torch.relu(self.norm(self.up(x))).mean(dim=(2, 3)))
+
+
+class Lm(nn.Module):
+    """A language model with a tied readout, a raw position embedding and torch's own attention."""
+
+    def __init__(self, width: int, tied: bool = True) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(32, width)
+        nn.init.normal_(self.embedding.weight, std=0.1)
+        self.position = nn.Parameter(0.1 * torch.randn(12, width))
+        self.block = nn.TransformerEncoderLayer(width, width // 8, 2 * width, dropout=0.0, batch_first=True, norm_first=True)
+        self.norm = nn.LayerNorm(width)
+        self.readout = nn.Linear(width, 32, bias=False)
+        if tied:
+            self.readout.weight = self.embedding.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.readout(self.norm(self.block(self.embedding(ids) + self.position)))
+
+
+@dataclass(frozen=True)
+class Own:
+    """A coordinate check's target around `parametrize`."""
+
+    model: Callable[[int], nn.Module]
+    data: Callable[[torch.Generator], tuple[Tensor, Tensor]]
+    options: dict[str, Any]
+    kind: str = "adamw"
+
+    def build(self, width: int) -> nn.Module:
+        return self.model(width)
+
+    def optimizer(self, model: nn.Module, _width: int) -> torch.optim.Optimizer:
+        groups = parametrize(
+            model,
+            base=self.model(BASE),
+            lr=0.1 if self.kind == "sgd" else 2.0**-7,
+            weight_decay=0.1,
+            eps=1e-12,
+            optimizer=self.kind,
+            **self.options,
+        ).groups
+        return torch.optim.SGD(groups) if self.kind == "sgd" else torch.optim.AdamW(groups)
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        return self.data(torch.Generator().manual_seed(99 + step))
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return F.cross_entropy(model(batch[0]).flatten(0, -2), batch[1].flatten())
+
+
+def vectors(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    return torch.randn((64, 16), generator=generator), torch.randint(10, (64,), generator=generator)
+
+
+def pictures(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    return torch.randn((32, 3, 6, 6), generator=generator), torch.randint(10, (32,), generator=generator)
+
+
+def tokens(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    return torch.randint(32, (16, 12), generator=generator), torch.randint(32, (16, 12), generator=generator)
+
+
+POSITION = {"roles": {"position": "input"}}
+MODELS = {
+    "mlp": Own(Mlp, vectors, {}),
+    "mlp, sgd": Own(Mlp, vectors, {}, "sgd"),
+    "convnet": Own(ConvNet, pictures, {}),
+    "language model": Own(lambda width: Lm(width, tied=False), tokens, POSITION),
+    "language model, tied": Own(Lm, tokens, POSITION),
+}
+
+
+class CheckedAfterOptimizer(Own):
+    """parametrize() rescales when the optimizer is made: the check's initial values are read after that."""
+
+    def build(self, width: int) -> nn.Module:
+        model = self.model(width)
+        self.optimizer(model, width)
+        return model
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_coordinate_check_passes(name: str) -> None:
+    own = MODELS[name]
+    verdict = judge(measure(CheckedAfterOptimizer(own.model, own.data, own.options, own.kind), WIDTHS, seeds=2))
+    assert verdict.verdict == "pass", str(verdict)
+
+
+def test_without_it_the_check_fails() -> None:
+    class Plain(Own):
+        def optimizer(self, model: nn.Module, _width: int) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(model.parameters(), lr=2.0**-7, eps=1e-12)
+
+    assert judge(measure(Plain(Mlp, vectors, {}), WIDTHS, seeds=2)).verdict == "fail"
+
+
+def made(model: nn.Module, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    parametrize(model, base=Mlp(BASE), lr=0.01)
+    return model
+
+
+def test_a_second_call_changes_nothing_and_a_copy_keeps_it() -> None:
+    model = made(Mlp(128))
+    before = copy.deepcopy(model.state_dict())
+    again = parametrize(model, base=Mlp(BASE), lr=0.01)
+    copied = copy.deepcopy(model)
+    parametrize(copied, base=Mlp(BASE), lr=0.01)
+    for other in (model.state_dict(), copied.state_dict()):
+        assert all(torch.equal(before[name], other[name]) for name in before)
+    assert all(item.rescaled == 1.0 for item in again.tensors)
+
+
+def test_trained_weights_are_not_rescaled() -> None:
+    model = Mlp(128)
+    before = copy.deepcopy(model.state_dict())
+    result = parametrize(model, base=Mlp(BASE), lr=0.01, rescale=False)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert next(item for item in result.tensors if item.role == "hidden").lr == pytest.approx(0.01 / 4)
+
+
+def test_state_dict_and_compiled_models_train_the_same() -> None:
+    model = made(Mlp(64))
+    fresh = Mlp(64)
+    fresh.load_state_dict(model.state_dict())
+    inputs, labels = vectors(torch.Generator().manual_seed(0))
+
+    def losses(module: nn.Module, **options: Any) -> list[float]:
+        groups = parametrize(module, base=Mlp(BASE), lr=0.01, **options).groups
+        optimizer, history = torch.optim.AdamW(groups), []
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(module(inputs), labels)
+            loss.backward()
+            optimizer.step()
+            history.append(loss.item())
+        return history
+
+    compiled = torch.compile(copy.deepcopy(model), backend="eager")
+    reference = losses(copy.deepcopy(model))
+    assert losses(fresh, rescale=False) == reference
+    assert losses(compiled) == reference
+
+
+def test_a_tied_readout_keeps_its_multiplier_through_a_copy() -> None:
+    ids = tokens(torch.Generator().manual_seed(0))[0]
+    model = Lm(64)
+    plain = model(ids).detach()
+    result = parametrize(model, base=Lm(BASE), lr=0.01, roles={"position": "input"})
+    tied = next(item for item in result.tensors if item.name == "embedding.weight")
+    assert (tied.role, tied.multiplier) == ("input", 0.5)
+    copied = copy.deepcopy(model)
+    assert torch.equal(copied(ids), model(ids))
+    assert float(model(ids).detach().std()) < 0.8 * float(plain.std())
+    parametrize(copied, base=Lm(BASE), lr=0.01, roles={"position": "input"})
+    assert torch.equal(copied(ids), model(ids))
+
+
+def test_it_trains_as_the_mup_package_does() -> None:
+    """The same function, weights and data in fp64 with eps out of the way: losses agree to rounding over ten steps."""
+
+    class MupMlp(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.first, self.second, self.out = nn.Linear(16, width), nn.Linear(width, width), mup.MuReadout(width, 10)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+    inputs, labels = (item.double() if item.is_floating_point() else item for item in vectors(torch.Generator().manual_seed(0)))
+    torch.manual_seed(0)
+    theirs, ours = MupMlp(128).double(), Mlp(128).double()
+    mup.set_base_shapes(theirs, MupMlp(BASE), delta=MupMlp(2 * BASE))
+    groups = parametrize(ours, base=Mlp(BASE).double(), lr=0.01, weight_decay=0.1, eps=1e-30).groups
+    factor = 128 / BASE
+    with torch.no_grad():
+        for mine, other, scale in ((0, theirs.first, 1.0), (2, theirs.second, 1.0), (4, theirs.out, 1 / factor)):
+            ours.layers[mine].weight.copy_(scale * other.weight)
+            ours.layers[mine].bias.copy_(other.bias)
+    for group in groups:  # the package decays biases as well
+        group["weight_decay"] = 0.1 * (0.01 / group["lr"])
+    optimizers = (torch.optim.AdamW(groups), mup.MuAdamW(theirs.parameters(), lr=0.01, weight_decay=0.1, eps=1e-30))
+    for _ in range(10):
+        pair = []
+        for model, optimizer in zip((ours, theirs), optimizers, strict=True):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(inputs), labels)
+            loss.backward()
+            optimizer.step()
+            pair.append(loss.item())
+        assert pair[0] == pytest.approx(pair[1], rel=1e-9)
+
+
+def test_what_cannot_be_classified_is_named_with_its_cure() -> None:
+    with pytest.raises(ConfigError) as error:
+        parametrize(Lm(64), base=Lm(BASE), lr=0.01)
+    assert [fault.where for fault in error.value.faults] == ["position"]
+    assert "roles={'position': 'input'}" in str(error.value)
+    with pytest.raises(ConfigError, match="is in the model and not in `base`"):
+        parametrize(Mlp(64), base=Lm(BASE), lr=0.01)
+    with torch.device("meta"):
+        base = Mlp(BASE)
+    with pytest.raises(ConfigError, match="on the meta device"):
+        parametrize(Mlp(64), base=base, lr=0.01)
+
+
+def test_the_readme_shows_three_lines_that_work() -> None:
+    blocks = (ROOT / "README.md").read_text().split("```python\n")[1:]
+    code = next(block.split("```")[0] for block in blocks if "parametrize(" in block)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert {item.role for item in names["mup"].tensors} == {"input", "hidden", "readout", "vector", "constant"}
+    assert len(names["optimizer"].param_groups) <= 5
+
+
+def test_at_the_base_width_nothing_changes() -> None:
+    torch.manual_seed(0)
+    model = Mlp(BASE)
+    before = copy.deepcopy(model.state_dict())
+    result = parametrize(model, base=Mlp(BASE), lr=0.01, eps=1e-8)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert {(item.lr, item.eps) for item in result.tensors} == {(0.01, 1e-8)}
+    assert len(result.groups) == 1
