@@ -142,12 +142,25 @@ class CoordinateVerdict:
         }[self.verdict]
         lines = [f"{head} (widths {', '.join(map(str, self.widths))})"]
         lines += [f"  {item.tensor}: {item.message}" for item in self.culprits]
-        header = ["tensor", "shape", "grow", "init", "right", "update", "right", "sensitivity", "right", "effect"]
+        with_effects = any(math.isfinite(item.effect.value) for item in self.tensors)
+        header = [
+            "tensor",
+            "shape",
+            "grow",
+            "init",
+            "right",
+            "update",
+            "right",
+            "sensitivity",
+            "right",
+            *(["effect"] if with_effects else []),
+        ]
         rows = []
         for item in self.tensors:
             pairs = [(item.init, "init"), (item.update, "update"), (item.sensitivity, "sensitivity")]
             cells = [text for slope, name in pairs for text in (_cell(slope.value), _cell(item.expected.get(name, math.nan)))]
-            rows.append([item.name, "x".join(map(str, item.shape)), str(item.growing), *cells, _cell(item.effect.value)])
+            effect = [_cell(item.effect.value)] if with_effects else []
+            rows.append([item.name, "x".join(map(str, item.shape)), str(item.growing), *cells, *effect])
         lines += ["", "slopes against log2(width)", text_table(header, rows), f"output at the start: {_cell(self.output.value)}"]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 

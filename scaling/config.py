@@ -23,6 +23,7 @@ NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 ParametrizationKind = Literal["sp", "mup", "mup-simple", "completep"]
+WeightDecayRule = Literal["constant", "unscaled", "independent", "sqrt"]
 Precision = Literal["fp32", "bf16", "fp16"]
 
 
@@ -173,6 +174,8 @@ class OptimizerConfig(Frozen):
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
     eps: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.0
+    weight_decay_rule: WeightDecayRule = "constant"
+    """How a tensor's decay changes with its width: see scaling.parametrization.DECAY_RULES."""
     clip_norm: PositiveFloat | None = 1.0
     """Global gradient norm above which gradients are scaled down; null turns clipping off."""
 
@@ -269,7 +272,10 @@ class RuntimeConfig(Frozen):
     log_every_steps: Positive = 10
 
 
-YOUNGER_KEYS = {"form": "table8", "alpha": 1.0}
+YOUNGER_KEYS: dict[str, dict[str, Any]] = {
+    "parametrization": {"form": "table8", "alpha": 1.0},
+    "optimizer": {"weight_decay_rule": "constant"},
+}
 
 
 class RunConfig(Frozen):
@@ -323,9 +329,10 @@ class RunConfig(Frozen):
         paths = {"paths", "train_bin", "validation_bin"} if self.data.sha256 else set()
         values = self.model_dump(mode="json", exclude={"runtime": True, "data": paths})
         # Keys that are younger than the first studies count where they differ from their default, so that older runs keep their names.
-        for name, default in YOUNGER_KEYS.items():
-            if values["parametrization"][name] == default:
-                del values["parametrization"][name]
+        for section, keys in YOUNGER_KEYS.items():
+            for name, default in keys.items():
+                if values[section][name] == default:
+                    del values[section][name]
         return content_hash(values)
 
 

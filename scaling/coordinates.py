@@ -13,11 +13,12 @@ Statistics of a tensor W (W0 before the first step, RMS over entries):
                  that starts at zero is drawn at random for this): every forward multiplier, wherever the user applied it, and
                  none of the alignment that makes an update's own effect reach its limit slowly
     curvature    how far the output is from linear in W: 0 for a readout, which is found by it wherever its product is computed
-    effect       RMS change of the output when W alone is set back to W0, after the last step
+    effect       RMS change of the output when W alone is set back to W0, after the last step; on request
     gradient     RMS of the first gradient, over the entries that are not zero
     lr, weight_decay, eps    as the optimizer's group has them after the last step
 
-Statistics of a module: `activation` (mean |x| of its output before the first step), `change` (RMS of what the steps changed), and,
+Statistics of a module: `activation` (mean |x| of its output before the first step), `change` (RMS of what all steps but the last
+changed), and,
 where scaled_dot_product_attention is called, `attention_logits` (RMS of query . key x scale, in the random model).
 """
 
@@ -25,7 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -38,6 +39,8 @@ from scaling.coordinate_rows import Measurement, Row, TensorFacts
 RELATIVE_NUDGE = 1e-2
 """Size of the random change, relative to the tensor's own."""
 NUDGE_SEED = 7_919_000
+MIN_ENTRIES = 32
+"""Of a batch's first tensor, below which it is not cut."""
 
 
 class Target(Protocol):
@@ -53,9 +56,14 @@ class Target(Protocol):
 
 
 def measure(
-    target: Target, widths: Sequence[int], *, seeds: int = 3, steps: int = 3, progress: Callable[[int, int], None] | None = None
-) -> Measurement:
-    """Train `target` for `steps` steps at every width and seed, and measure. progress: called with (width, seed) before each."""
+    target: Target, widths: Sequence[int], *, seeds: int = 3, steps: int = 3, effects: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Measurement:  # fmt: skip
+    """Train `target` for `steps` steps at every width and seed, and measure.
+
+    effects: measure `effect` too, a forward pass more a tensor. progress: called with (width, seed) before each. Sensitivities are
+    taken on a quarter of the batch where it can be cut: they average over all outputs.
+    """
     rows: list[Row] = []
     facts: dict[str, TensorFacts] = {}
     head_dims: dict[str, dict[int, int]] = {}
@@ -63,7 +71,8 @@ def measure(
         for seed in range(seeds):
             if progress is not None:
                 progress(width, seed)
-            rows += _Probe(target, width, seed, facts, head_dims).run(steps)
+            probe = _Probe(target, width, seed, facts, head_dims)
+            rows += probe.run(steps, smallest=width == min(widths), effects=effects)
     return Measurement(tuple(rows), tuple(facts.values()), steps, head_dims)
 
 
@@ -89,18 +98,18 @@ class _Probe:
             known = facts.setdefault(name, TensorFacts(name, {}, owner, self.optimizers[name]))
             known.shapes[width] = tuple(tensor.shape)
 
-    def run(self, steps: int) -> list[Row]:
-        before = self._forward(record=True)
-        self._activations(before)
+    def run(self, steps: int, *, smallest: bool, effects: bool) -> list[Row]:
         for name, tensor in self.start.items():
             self._add("tensor", name, "init", _rms(tensor))
-        self._sensitivities()
-        self._train(steps)
-        after = self._forward(record=True)
-        for name, output in after.outputs.items():
+        self._sensitivities(curvatures=smallest and self.seed == 0)
+        before, last = self._train(steps)
+        self._activations(before)
+        for name, output in last.outputs.items():
             if name in before.outputs and before.outputs[name].shape == output.shape:
                 self._add("module", name, "change", _rms(output - before.outputs[name]))
-        self._updates(after)
+        self._updates()
+        if effects:
+            self._effects()
         return self.rows
 
     def _activations(self, seen: _Seen) -> None:
@@ -111,19 +120,23 @@ class _Probe:
     def _add(self, kind: str, name: str, statistic: str, value: float) -> None:
         self.rows.append(Row(self.width, self.seed, kind, name, statistic, value))
 
-    def _forward(self, *, record: bool = False) -> _Seen:
-        """The model's output (and its modules') on the batch; random numbers are the same every time."""
+    def _forward(self, data: Any) -> Tensor:
+        """The model's output; random numbers are the same every time."""
         torch.manual_seed(self.seed)
-        seen = _Seen(self.model, record)
+        seen = _Seen(self.model, record=False)
         with torch.no_grad(), seen.watching():
-            self.target.loss(self.model, self.data)
-        return seen
+            self.target.loss(self.model, data)
+        return seen.output
 
-    def _train(self, steps: int) -> None:
+    def _train(self, steps: int) -> tuple[_Seen, _Seen]:
+        """Do the steps; return what the first forward pass and the last one, before the last update, went through."""
+        watched = {0: _Seen(self.model, record=True), steps - 1: _Seen(self.model, record=True)}
         for step in range(steps):
             self.optimizer.zero_grad(set_to_none=True)
             torch.manual_seed(self.seed)
-            self.target.loss(self.model, self.data).backward()  # type: ignore[no-untyped-call]
+            with watched[step].watching() if step in watched else nullcontext():
+                loss = self.target.loss(self.model, self.data)
+            loss.backward()  # type: ignore[no-untyped-call]
             if step == 0:
                 for name, tensor in self.tensors.items():
                     if tensor.grad is not None:
@@ -132,9 +145,10 @@ class _Probe:
             after_step = getattr(self.target, "after_step", None)
             if after_step is not None:
                 after_step(self.model, self.optimizer, step)
+        return watched[0], watched[steps - 1]
 
     @torch.no_grad()
-    def _sensitivities(self) -> None:
+    def _sensitivities(self, *, curvatures: bool) -> None:
         # Not the seed that the model was initialized from: the same stream again would be correlated with its weights.
         generator = torch.Generator().manual_seed(NUDGE_SEED + self.seed)
         for tensor in self.tensors.values():
@@ -143,50 +157,65 @@ class _Probe:
                 tensor.copy_(scale * torch.randn(tensor.shape, generator=generator))
         logits = _AttentionLogits(self.model, self.head_dims, self.width)
         with logits:
-            reference = self._forward().output
+            reference, data = self._part()
         for name, value in logits.sizes.items():
             self._add("module", name, "attention_logits", value)
         for name, tensor in self.tensors.items():
             kept = tensor.detach().clone()
             nudge = RELATIVE_NUDGE * _rms(kept)
             tensor.add_(nudge * torch.randn(tensor.shape, generator=generator).to(tensor))
-            self._add("tensor", name, "sensitivity", _rms(self._forward().output - reference) / nudge)
+            self._add("tensor", name, "sensitivity", _rms(self._forward(data) - reference) / nudge)
             tensor.copy_(kept)
-            if tensor.dim() > 1 and self.seed == 0:
-                self._add("tensor", name, "curvature", self._curvature(tensor, kept, reference, generator))
+            if tensor.dim() > 1 and curvatures:
+                change = _rms(kept) * torch.randn(tensor.shape, generator=generator).to(tensor)
+                self._add("tensor", name, "curvature", self._curvature(tensor, change, reference, data))
                 tensor.copy_(kept)
         for name, tensor in self.tensors.items():
             tensor.copy_(self.start[name])
 
-    def _curvature(self, tensor: Tensor, kept: Tensor, reference: Tensor, generator: torch.Generator) -> float:
+    def _part(self) -> tuple[Tensor, Any]:
+        """The output on a quarter of the batch, and that quarter; on all of it where the model does not take less."""
+        part = _quarter(self.data)
+        if part is not None:
+            try:
+                return self._forward(part), part
+            except Exception:  # the user's model has its reasons
+                pass
+        return self._forward(self.data), self.data
+
+    def _curvature(self, tensor: Tensor, change: Tensor, reference: Tensor, data: Any) -> float:
         """How far the output is from linear in this tensor, over a change as large as itself: 0 for a readout."""
-        change = _rms(kept) * torch.randn(tensor.shape, generator=generator).to(tensor)
         tensor.add_(change)
-        once = self._forward().output - reference
+        once = self._forward(data) - reference
         tensor.add_(change)
-        twice = self._forward().output - reference
+        twice = self._forward(data) - reference
         return _rms(twice - 2 * once) / max(_rms(once), 1e-30)
 
     @torch.no_grad()
-    def _updates(self, after: _Seen) -> None:
+    def _updates(self) -> None:
         groups = {
             id(tensor): group for inner in _inner(self.optimizer) for group in inner.param_groups for tensor in group["params"]
         }
         for name, tensor in self.tensors.items():
-            now = tensor.detach().clone()
-            moved = now - self.start[name]
+            moved = tensor.detach() - self.start[name]
             self._add("tensor", name, "update", _spectral(moved) if self.optimizers[name] == "Muon" else _rms_of_nonzero(moved))
-            tensor.copy_(self.start[name])
-            self._add("tensor", name, "effect", _rms(self._forward().output - after.output))
-            tensor.copy_(now)
             group = groups.get(id(tensor), {})
             for key in ("lr", "weight_decay", "eps"):
                 if key in group:
                     self._add("tensor", name, key, float(group[key]))
 
+    @torch.no_grad()
+    def _effects(self) -> None:
+        after = self._forward(self.data)
+        for name, tensor in self.tensors.items():
+            now = tensor.detach().clone()
+            tensor.copy_(self.start[name])
+            self._add("tensor", name, "effect", _rms(self._forward(self.data) - after))
+            tensor.copy_(now)
+
 
 class _Seen:
-    """Outputs of one forward pass: the model's own, and every leaf module's when asked for."""
+    """Outputs of a forward pass: the model's own, and every leaf module's when asked for."""
 
     def __init__(self, model: nn.Module, record: bool) -> None:
         self.model, self.record = model, record
@@ -267,6 +296,20 @@ class _AttentionLogits(TorchFunctionMode):
         name = self._stack[-1] if self._stack else ""
         self.sizes[name] = factor * _rms(query @ keys.transpose(-1, -2))
         self._head_dims.setdefault(name, {})[self._width] = head_dim
+
+
+def _quarter(batch: Any) -> Any:
+    """The first quarter of a batch of tensors that share their first dimension, or None where that is not what it is."""
+    values = list(batch.values()) if isinstance(batch, dict) else list(batch) if isinstance(batch, (tuple, list)) else [batch]
+    if not values or not all(isinstance(value, Tensor) and value.dim() for value in values):
+        return None
+    lengths = {len(value) for value in values}
+    count = min(lengths) // 4
+    if len(lengths) > 1 or values[0][:count].numel() < MIN_ENTRIES:
+        return None
+    if isinstance(batch, dict):
+        return {key: value[:count] for key, value in batch.items()}
+    return batch[:count] if isinstance(batch, Tensor) else type(batch)(value[:count] for value in values)
 
 
 def _first_tensor(value: Any) -> Tensor | None:

@@ -128,6 +128,26 @@ FORMS: Mapping[str, Mapping[Role, Powers]] = {
 """What each of Tensor Programs V's tables moves into the forward multiplier, from Table 8. Gains stay as they are in all of them."""
 
 
+DECAY_RULES: Mapping[str, str] = {
+    "constant": "lr * weight_decay does not change with width (CompleteP 2505.01618 Table 1; Kosson et al. 2510.19093)",
+    "unscaled": "weight_decay does not change, lr * weight_decay falls (nanoGPT-mup; Megatron-LM's use_mup)",
+    "independent": "weight_decay is the shrinkage of a step itself: torch's is weight_decay / lr (Wortsman et al. 2309.14322)",
+    "sqrt": "weight_decay of hidden matrices grows with sqrt(fan_in), vector-like tensors have none (Fan et al. 2510.15262)",
+}
+
+
+def _decay(row: Row, role: Role, optimizer: OptimizerConfig, lr: float, ratios: Mapping[Ratio, float]) -> tuple[float, str]:
+    """torch.optim.AdamW's weight_decay of a tensor, and its formula."""
+    base, rule = optimizer.weight_decay, optimizer.weight_decay_rule
+    if not row.decays or (rule == "sqrt" and role != "hidden"):
+        return 0.0, "0"
+    if rule == "independent":
+        return base / lr, "weight_decay / lr of the tensor"
+    rules: dict[str, Powers] = {"constant": row.weight_decay, "unscaled": ONE, "sqrt": {"m_in": 0.5}}
+    powers = rules[rule]
+    return base * value(powers, ratios), formula("weight_decay", powers)
+
+
 def completep(alpha: float) -> Mapping[Role, Row]:
     """muP and, over depth, CompleteP (2505.01618 Table 1; Complete(d)P 2512.22382 Table 1): branches times m_L^-alpha.
 
@@ -245,7 +265,8 @@ def _tensor_rule(spec: TensorSpec, base: TensorSpec, row: Row, ratios: Mapping[R
     optimizer = run.optimizer
     multiplier = base_multiplier(run.parametrization, spec.role)
     init_std, init_formula = _init_std(spec, base, row, ratios, run)
-    decay = optimizer.weight_decay if row.decays else 0.0
+    lr = optimizer.lr * value(row.lr, ratios)
+    decay, decay_formula = _decay(row, spec.role, optimizer, lr, ratios)
     return TensorRule(
         name=spec.name,
         role=spec.role,
@@ -254,15 +275,15 @@ def _tensor_rule(spec: TensorSpec, base: TensorSpec, row: Row, ratios: Mapping[R
         fan_out=spec.fan_out,
         multiplier=multiplier * value(row.multiplier, ratios),
         init_std=init_std,
-        lr=optimizer.lr * value(row.lr, ratios),
-        weight_decay=decay * value(row.weight_decay, ratios),
+        lr=lr,
+        weight_decay=decay,
         eps=optimizer.eps * value(row.eps, ratios),
         source=row.source,
         formulas={
             "multiplier": formula(f"{multiplier:g}", row.multiplier),
             "init_std": init_formula,
             "lr": formula("lr", row.lr),
-            "weight_decay": formula("weight_decay", row.weight_decay) if row.decays else "0",
+            "weight_decay": decay_formula,
             "eps": formula("eps", row.eps),
         },
     )
@@ -317,7 +338,9 @@ def at_horizon(optimizer: OptimizerConfig, steps_ratio: float, exponent: float =
     over which AdamW's decay averages stays the same at 1/2; eps goes with S^exponent.
     """
     factor = steps_ratio**-exponent
-    changed = {"lr": optimizer.lr * factor, "weight_decay": optimizer.weight_decay * factor, "eps": optimizer.eps / factor}
+    # An independent decay is the product of the two, which goes with the square.
+    decay = factor**2 if optimizer.weight_decay_rule == "independent" else factor
+    changed = {"lr": optimizer.lr * factor, "weight_decay": optimizer.weight_decay * decay, "eps": optimizer.eps / factor}
     return optimizer.model_copy(update=changed)
 
 

@@ -33,6 +33,9 @@ def coord_command(
     seeds: Annotated[int, typer.Option(min=1, help="Seeds, paired over the widths.")] = 2,
     steps: Annotated[int, typer.Option(min=1, help="Training steps before updates are read.")] = 3,
     out: Annotated[Path | None, typer.Option(help="Write coord.json and coord.svg here.", show_default=False)] = None,
+    effects: Annotated[
+        bool, typer.Option("--effects", help="Also the effect of each update on the output (not judged).")
+    ] = False,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Override a config key: --set a.b=value.", show_default=False)
     ] = None,
@@ -58,7 +61,7 @@ def coord_command(
 
     checked = _target(path, target, options, sizes)
     try:
-        measurement = measure(checked, sizes, seeds=seeds, steps=steps, progress=show)
+        measurement = measure(checked, sizes, seeds=seeds, steps=steps, effects=effects, progress=show)
     except Exception as error:  # whatever the user's model raises
         if target is None:
             raise

@@ -85,34 +85,62 @@ def train_command(
 
 
 def explain_command(context: typer.Context, path: RunPath, settings: Settings = None, json: Json = False) -> int:
-    """Print for each tensor its multiplier, init std, LR, weight decay and eps, with formula and source."""
-    from scaling.parametrization import forward_rules, tensor_rules
+    """Print for each tensor its multiplier, init std, LR, weight decay and eps at the base and here, with formula and source."""
+    from scaling.parametrization import DECAY_RULES, forward_rules, tensor_rules
 
     run = load_run(path, overrides(settings or [], context.args))
-    rules, forward = tensor_rules(run), forward_rules(run)
+    base = run.model_copy(update={"model": run.base_model()})
+    rules, base_rules = tensor_rules(run), {_without_layer(rule.name): rule for rule in tensor_rules(base)}
+    pairs = [(rule, base_rules[_without_layer(rule.name)]) for rule in rules]
+    forward = forward_rules(run)
     document: dict[str, Any] = {
         "parametrization": run.parametrization.kind,
+        "form": run.parametrization.form,
         "base_width": run.base.width,
         "width": run.model.width,
+        "depth": run.model.depth,
         "attention_scale": forward.attention_scale,
-        "tensors": [rule.to_dict() for rule in rules],
+        "branch_multiplier": forward.branch,
+        "weight_decay_rule": DECAY_RULES[run.optimizer.weight_decay_rule],
+        "tensors": [rule.to_dict() | {"base": _at_base(before)} for rule, before in pairs],
     }
-    answer(document, lambda: _explain_text(run, rules, forward.attention_scale), json)
+    answer(document, lambda: _explain_text(run, pairs, document), json)
     return OK
 
 
-def _explain_text(run: RunConfig, rules: Sequence[TensorRule], attention_scale: float) -> str:
+def _without_layer(name: str) -> str:
+    return ".".join(part for part in name.split(".") if not part.isdigit())
+
+
+def _at_base(rule: TensorRule) -> dict[str, Any]:
+    values = rule.to_dict()
+    return {key: values[key] for key in ("shape", "multiplier", "init_std", "lr", "weight_decay", "lr_weight_decay", "eps")}
+
+
+def _explain_text(run: RunConfig, pairs: Sequence[tuple[TensorRule, TensorRule]], document: dict[str, Any]) -> str:
+    """One row for each kind of tensor; a value that differs from the base's is shown as base -> here."""
     from rich.table import Table
 
     from sweeps.plan_table import render
 
-    columns = ("tensor", "role", "shape", "multiplier A", "init std B", "LR C", "weight decay", "eps E", "lr formula")
+    columns = ("tensor", "role", "shape", "multiplier A", "init std B", "LR C", "weight decay", "lr*wd", "eps E", "lr formula")
     table = Table(*columns, box=None, header_style="bold", pad_edge=False)
-    for rule in rules:
-        std = "ones" if rule.init_std != rule.init_std else f"{rule.init_std:.4g}"
-        numbers = (f"{rule.multiplier:.4g}", std, f"{rule.lr:.4g}", f"{rule.weight_decay:.4g}", f"{rule.eps:.3g}")
-        table.add_row(rule.name, rule.role, "x".join(map(str, rule.shape)), *numbers, rule.formulas["lr"])
+    for rule, before in pairs:
+        numbers = [
+            _change(getattr(before, name), getattr(rule, name)) for name in ("multiplier", "init_std", "lr", "weight_decay")
+        ]
+        product = _change(before.lr * before.weight_decay, rule.lr * rule.weight_decay)
+        eps = _change(before.eps, rule.eps)
+        table.add_row(rule.name, rule.role, "x".join(map(str, rule.shape)), *numbers, product, eps, rule.formulas["lr"])
     base = run.base_model()
-    head = f"{run.parametrization.kind}: width {run.model.width}, base width {base.width}; query . key x {attention_scale:.4g}"
-    sources = "\n".join(dict.fromkeys(f"  {rule.role}: {rule.source}" for rule in rules))
-    return f"{head}\n\n{render(table, 180)}\n\nsources\n{sources}"
+    head = f"{document['parametrization']}: width {base.width} -> {run.model.width}, depth {base.depth} -> {run.model.depth}; "
+    head += f"query . key x {document['attention_scale']:.4g}, branches x {document['branch_multiplier']:.4g}"
+    sources = "\n".join(dict.fromkeys(f"  {rule.role}: {rule.source}" for rule, _ in pairs))
+    decay = f"  weight decay, {run.optimizer.weight_decay_rule}: {document['weight_decay_rule']}"
+    return f"{head}\n\n{render(table, 220)}\n\nsources\n{sources}\n{decay}"
+
+
+def _change(before: float, now: float) -> str:
+    if now != now:
+        return "ones"
+    return f"{now:.4g}" if before == now else f"{before:.4g} -> {now:.4g}"

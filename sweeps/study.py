@@ -26,6 +26,7 @@ from scaling.config import (
     RuntimeConfig,
     ScheduleConfig,
     TrainingConfig,
+    WeightDecayRule,
     fault_at,
 )
 
@@ -96,6 +97,7 @@ class StudyOptimizer(Frozen):
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
     eps: PositiveFloat = 1e-8
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    weight_decay_rule: WeightDecayRule = "constant"
     clip_norm: PositiveFloat | None = 1.0
 
     def at(self, log2_lr: float) -> OptimizerConfig:

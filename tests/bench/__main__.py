@@ -10,18 +10,20 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from tests.bench import driver, variants
+from tests.bench import coordinates, driver, variants
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
-    parser.add_argument("--only", choices=("driver", "workers", "variants"), help="one benchmark instead of all")
+    parser.add_argument("--only", choices=("driver", "workers", "variants", "coord"), help="one benchmark instead of all")
     parser.add_argument("--widths", type=int, nargs="+", default=[32, 64, 128, 256], help="widths of the variants")
     arguments = parser.parse_args()
     if arguments.only in (None, "driver"):
         driver.report()
     if arguments.only in (None, "workers"):
         variants.report_workers()
+    if arguments.only in (None, "coord"):
+        coordinates.report()
     if arguments.only in (None, "variants"):
         variants.report_variants(arguments.widths)
 

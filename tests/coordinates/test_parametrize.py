@@ -272,3 +272,31 @@ def test_at_the_base_width_nothing_changes() -> None:
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert {(item.lr, item.eps) for item in result.tensors} == {(0.01, 1e-8)}
     assert len(result.groups) == 1
+
+
+def test_a_sharded_model_trains_the_same(tmp_path: Path) -> None:
+    """FSDP2 on one process over gloo: parametrized, sharded, and given its groups again from the sharded tensors."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    inputs, labels = vectors(torch.Generator().manual_seed(0))
+
+    def losses(module: nn.Module) -> list[float]:
+        optimizer, history = torch.optim.AdamW(parametrize(module, base=Mlp(BASE), lr=0.01).groups, fused=False), []
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(module(inputs), labels)
+            loss.backward()
+            optimizer.step()
+            history.append(loss.item())
+        return history
+
+    model = made(Mlp(64))
+    reference = losses(copy.deepcopy(model))
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        sharded = fully_shard(copy.deepcopy(model), mesh=init_device_mesh("cpu", (1,)))
+        assert losses(sharded) == pytest.approx(reference, rel=1e-6)
+    finally:
+        dist.destroy_process_group()

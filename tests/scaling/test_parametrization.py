@@ -193,6 +193,29 @@ def test_forms_and_tied_weights_that_have_no_rule_are_refused() -> None:
         tiny_run(64, kind="sp", form="table9")
 
 
+def test_weight_decay_rules() -> None:
+    def decays(rule: str, width: int, lr: float = 0.01) -> dict[str, tuple[float, float]]:
+        optimizer = OptimizerConfig(lr=lr, weight_decay=0.1, weight_decay_rule=rule)
+        rules = tensor_rules(tiny_run(width, family=FULL, optimizer=optimizer))
+        return {item.role: (item.weight_decay, item.lr * item.weight_decay) for item in rules}
+
+    assert decays("constant", 128)["hidden"] == pytest.approx((0.4, 0.001))
+    assert decays("unscaled", 128)["hidden"] == pytest.approx((0.1, 0.00025))
+    assert decays("sqrt", 128)["hidden"] == pytest.approx((0.2, 0.0005))
+    assert decays("sqrt", 128)["embedding"] == (0.0, 0.0)
+    for width, lr in ((32, 0.01), (128, 0.01), (128, 0.1)):
+        independent = decays("independent", width, lr)
+        assert [independent[role][1] for role in ("embedding", "hidden", "readout")] == pytest.approx([0.1] * 3)
+    for rule in ("constant", "unscaled", "independent", "sqrt"):
+        assert decays(rule, 128)["block_gain"] == (0.0, 0.0)
+
+
+def test_younger_keys_do_not_rename_older_runs() -> None:
+    """The name that a run had before its config knew forms, alpha and decay rules: stored studies stay whole."""
+    assert tiny_run(32).run_id == "aa3f4097d3e1"
+    assert tiny_run(32, form="table3").run_id != tiny_run(32).run_id
+
+
 def test_attention_scale_is_one_over_sqrt_when_heads_grow_and_one_over_d_when_head_dim_grows() -> None:
     grown_heads = [forward_rules(tiny_run(width)).attention_scale for width in (32, 128)]
     assert grown_heads == [1 / math.sqrt(8)] * 2
