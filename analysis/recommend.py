@@ -250,7 +250,9 @@ class _Derivation:
         return Quantity(2**optimum.log2_lr, (2**low, 2**high))
 
     def _horizon_lr(self, base_lr: Quantity) -> Quantity:
-        ratio, exponent, ends = self.steps_ratio, self.target.horizon_exponent, self.target.horizon_exponent_range
+        ratio, exponent, ends = self.steps_ratio, self._horizon_exponent(), self.target.horizon_exponent_range
+        if self.template.optimizer.kind != "adamw":
+            ends = (exponent, exponent)
         factors = [ratio**-power for power in (exponent, *ends)]
         low, high = base_lr.interval[0] * min(factors), base_lr.interval[1] * max(factors)
         value = base_lr.value * factors[0]
@@ -266,6 +268,10 @@ class _Derivation:
         )
         return Quantity(value, (low, high))
 
+    def _horizon_exponent(self) -> float:
+        """The target's, for AdamW; no rule is known for another optimizer, whose LR then stays."""
+        return self.target.horizon_exponent if self.template.optimizer.kind == "adamw" else 0.0
+
     def _run(self, lr: float) -> RunConfig:
         """The large run, with everything that the study holds fixed taken over."""
         optimizer = self.template.optimizer
@@ -275,7 +281,7 @@ class _Derivation:
             except ValueError as error:
                 raise ConfigError(Fault("betas", str(error), "betas: keep, or a smaller batch")) from None
             optimizer = optimizer.model_copy(update={"beta1": beta1, "beta2": beta2})
-        optimizer = at_horizon(optimizer, self.steps_ratio, self.target.horizon_exponent).model_copy(update={"lr": lr})
+        optimizer = at_horizon(optimizer, self.steps_ratio, self._horizon_exponent()).model_copy(update={"lr": lr})
         training = self.template.training.model_copy(
             update={"steps": self.train_steps, "batch_size": self.batch_size, "micro_batch_size": self._micro_batch(), "seed": 0}
         )
@@ -316,8 +322,9 @@ class _Derivation:
         self.steps.append(Step("Schedule", fraction, value, same, "the shares of warm-up and decay stay right"))
         value = f"betas {optimizer.beta1:g}, {optimizer.beta2:g}; eps {optimizer.eps:.2g}; "
         value += f"weight decay {optimizer.weight_decay:g}; clipping at {optimizer.clip_norm}; {run.training.precision}"
-        rule = f"eps * S^{self.target.horizon_exponent:g}, weight decay * S^-{self.target.horizon_exponent:g}, betas: {self.target.betas}"
-        self.steps.append(Step("AdamW at the base shape", rule, value, f"{same}; {HORIZON_SOURCE}"))
+        exponent = self._horizon_exponent()
+        rule = f"eps * S^{exponent:g}, weight decay * S^-{exponent:g}, betas: {self.target.betas}"
+        self.steps.append(Step(f"{optimizer.kind} at the base shape", rule, value, f"{same}; {HORIZON_SOURCE}"))
 
     def _predicted_loss(self) -> Quantity:
         study = self.template.model
@@ -385,6 +392,10 @@ class _Derivation:
             self.warnings.append("the vocabulary differs from the study's, and with it the data: the study's LR is a guess there")
         if self.model.context != self.template.model.context:
             self.warnings.append("the context differs from the study's")
+        if self.template.optimizer.kind != "adamw" and self.steps_ratio != 1:
+            self.warnings.append(
+                "no rule is known that carries an SGD learning rate to other tokens or batches: it is left as it is"
+            )
         gpus = self.target.gpus
         if gpus is not None and self.template.runtime.device == "cpu":
             self.warnings.append("data, context, precision and device are the study's: set those of the large run in its config")

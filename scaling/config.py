@@ -23,6 +23,7 @@ NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 ParametrizationKind = Literal["sp", "mup", "mup-simple", "completep"]
+OptimizerKind = Literal["adamw", "sgd"]
 WeightDecayRule = Literal["constant", "unscaled", "independent", "sqrt"]
 Precision = Literal["fp32", "bf16", "fp16"]
 
@@ -165,9 +166,10 @@ class BaseShape(Frozen):
 
 
 class OptimizerConfig(Frozen):
-    """AdamW at the base shape; decay is torch's, multiplied by the LR (Loshchilov & Hutter 1711.05101)."""
+    """AdamW or SGD at the base shape; decay is torch's, multiplied by the LR (Loshchilov & Hutter 1711.05101)."""
 
-    kind: Literal["adamw"] = "adamw"
+    kind: OptimizerKind = "adamw"
+    """sgd: beta1 is its momentum, beta2 and eps are unused."""
     lr: PositiveFloat = 2.0**-8
     """Peak LR at the base shape."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -293,6 +295,8 @@ class RunConfig(Frozen):
     @model_validator(mode="after")
     def _base_exists(self) -> Self:
         self.base_model()
+        if self.optimizer.kind == "sgd" and self.parametrization.kind == "mup-simple":
+            raise fault_at("optimizer", "mup-simple has no known rule for sgd; use mup")
         if self.model.tied_embeddings and self.parametrization.kind == "mup-simple":
             raise fault_at(
                 "parametrization", "mup-simple gives embedding and readout different rules, and they are one tensor; use mup"

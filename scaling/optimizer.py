@@ -30,10 +30,14 @@ def parameter_groups(model: nn.Module, run: RunConfig) -> list[dict[str, Any]]:
     ]
 
 
-def build_optimizer(model: nn.Module, run: RunConfig) -> torch.optim.AdamW:
-    """Fused AdamW over the merged groups."""
-    betas = (run.optimizer.beta1, run.optimizer.beta2)
-    return torch.optim.AdamW(parameter_groups(model, run), betas=betas, fused=True)
+def build_optimizer(model: nn.Module, run: RunConfig) -> torch.optim.Optimizer:
+    """AdamW or SGD with momentum, fused, over the merged groups."""
+    groups, optimizer = parameter_groups(model, run), run.optimizer
+    if optimizer.kind == "sgd":
+        for group in groups:
+            del group["eps"]
+        return torch.optim.SGD(groups, momentum=optimizer.beta1, fused=True)
+    return torch.optim.AdamW(groups, betas=(optimizer.beta1, optimizer.beta2), fused=True)
 
 
 def set_lr(optimizer: torch.optim.Optimizer, schedule: ScheduleConfig, step: int, steps: int) -> float:

@@ -82,12 +82,12 @@ _SIMPLE = "muP-simple (Wortsman et al. 2309.14322 Fig. E.5); LRs as in Everett e
 
 TABLES: Mapping[str, Mapping[Role, Row]] = {
     "sp": {
-        "embedding": Row(_SP),
-        "hidden": Row(_SP),
-        "block_gain": Row(_SP, decays=False),
-        "qk_gain": Row(_SP, decays=False),
-        "final_gain": Row(_SP, decays=False),
-        "readout": Row(_SP),
+        "embedding": Row(_SP, sgd_lr=ONE),
+        "hidden": Row(_SP, sgd_lr=ONE),
+        "block_gain": Row(_SP, sgd_lr=ONE, decays=False),
+        "qk_gain": Row(_SP, sgd_lr=ONE, decays=False),
+        "final_gain": Row(_SP, sgd_lr=ONE, decays=False),
+        "readout": Row(_SP, sgd_lr=ONE),
     },
     # Table 8 keeps the readout's init and LR equal to the embedding's, so that the two may be tied. eps follows the size of a
     # gradient entry: 1/m_out for a matrix (Qiu et al. 2512.05620), 1/m_N where only the width grows. lr * weight_decay is
@@ -143,6 +143,8 @@ def _decay(row: Row, role: Role, optimizer: OptimizerConfig, lr: float, ratios: 
         return 0.0, "0"
     if rule == "independent":
         return base / lr, "weight_decay / lr of the tensor"
+    if rule == "constant" and optimizer.kind == "sgd":
+        return base * optimizer.lr / lr, "weight_decay * base lr / lr"
     rules: dict[str, Powers] = {"constant": row.weight_decay, "unscaled": ONE, "sqrt": {"m_in": 0.5}}
     powers = rules[rule]
     return base * value(powers, ratios), formula("weight_decay", powers)
@@ -154,11 +156,14 @@ def completep(alpha: float) -> Mapping[Role, Row]:
     In a block the LR goes with m_L^(alpha - 1) and eps with m_L^-alpha, as a gradient entry does; outside nothing changes.
     """
     depth: Powers = {"m_L": alpha - 1}
+    # Under SGD the gradient of a block's tensor goes with the branch, m_L^-alpha, and the update must go with m_L^(alpha - 1); at
+    # alpha = 1 this is Qiu et al.'s (2512.05620) factor m_L.
+    sgd: Powers = {"m_L": 2 * alpha - 1}
     eps: Powers = {"m_L": -alpha}
     source = "CompleteP (2505.01618) Table 1 and Complete(d)P (2512.22382) Table 1"
     inside: tuple[Role, ...] = ("hidden", "block_gain", "qk_gain")
     changed = {
-        role: TABLES["mup"][role].also({"lr": depth, "eps": eps}, f"{TABLES['mup'][role].source}; depth: {source}")
+        role: TABLES["mup"][role].also({"lr": depth, "eps": eps, "sgd_lr": sgd}, f"{TABLES['mup'][role].source}; depth: {source}")
         for role in inside
     }
     return {**TABLES["mup"], **changed}
@@ -265,7 +270,9 @@ def _tensor_rule(spec: TensorSpec, base: TensorSpec, row: Row, ratios: Mapping[R
     optimizer = run.optimizer
     multiplier = base_multiplier(run.parametrization, spec.role)
     init_std, init_formula = _init_std(spec, base, row, ratios, run)
-    lr = optimizer.lr * value(row.lr, ratios)
+    lr_powers = row.sgd_lr if optimizer.kind == "sgd" else row.lr
+    assert lr_powers is not None, "RunConfig refuses what has no rule"
+    lr = optimizer.lr * value(lr_powers, ratios)
     decay, decay_formula = _decay(row, spec.role, optimizer, lr, ratios)
     return TensorRule(
         name=spec.name,
@@ -282,7 +289,7 @@ def _tensor_rule(spec: TensorSpec, base: TensorSpec, row: Row, ratios: Mapping[R
         formulas={
             "multiplier": formula(f"{multiplier:g}", row.multiplier),
             "init_std": init_formula,
-            "lr": formula("lr", row.lr),
+            "lr": formula("lr", lr_powers),
             "weight_decay": decay_formula,
             "eps": formula("eps", row.eps),
         },

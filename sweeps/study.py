@@ -18,6 +18,7 @@ from scaling.config import (
     InitConfig,
     ModelFamily,
     OptimizerConfig,
+    OptimizerKind,
     ParametrizationConfig,
     ParametrizationKind,
     Positive,
@@ -90,9 +91,9 @@ class StudyTraining(Frozen):
 
 
 class StudyOptimizer(Frozen):
-    """AdamW at the base shape without its LR, which is swept."""
+    """AdamW or SGD at the base shape without its LR, which is swept."""
 
-    kind: Literal["adamw"] = "adamw"
+    kind: OptimizerKind = "adamw"
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
     eps: PositiveFloat = 1e-8

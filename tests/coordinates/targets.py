@@ -211,7 +211,7 @@ class FaultyRun(RunTarget):
             for group in whole.param_groups
             for tensor in group["params"]
         ]
-        return torch.optim.AdamW(groups)
+        return type(whole)(groups)
 
 
 def transformer(fault: Fault | None = None, **changes: Any) -> FaultyRun:

@@ -28,6 +28,10 @@ RIGHT: dict[str, Any] = {
         model__queries_per_kv=2, model__activation="swiglu", model__norm_gain=True
     ),
     "transformer, qk-norm": lambda: transformer(model__qk_norm=True),
+    "transformer, sgd": lambda: transformer(optimizer={"kind": "sgd", "lr": 0.5, "beta1": 0.0}),
+    "transformer, sgd with momentum, table 9": lambda: transformer(
+        optimizer={"kind": "sgd", "lr": 0.2}, parametrization={"form": "table9"}
+    ),
     "transformer, table 3": lambda: transformer(parametrization={"form": "table3"}),
     "transformer, table 9": lambda: transformer(parametrization={"form": "table9"}),
     "transformer, completep at twice the base depth": lambda: transformer(
