@@ -151,6 +151,20 @@ def made(model: nn.Module, seed: int = 0) -> nn.Module:
     return model
 
 
+def losses(module: nn.Module, **options: Any) -> list[float]:
+    """Of four steps with AdamW on one batch."""
+    inputs, labels = vectors(torch.Generator().manual_seed(0))
+    optimizer = torch.optim.AdamW(parametrize(module, base=Mlp(BASE), lr=0.01, **options).groups)
+    history = []
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(module(inputs), labels)
+        loss.backward()
+        optimizer.step()
+        history.append(loss.item())
+    return history
+
+
 def test_a_second_call_changes_nothing_and_a_copy_keeps_it() -> None:
     model = made(Mlp(128))
     before = copy.deepcopy(model.state_dict())
@@ -174,19 +188,6 @@ def test_state_dict_and_compiled_models_train_the_same() -> None:
     model = made(Mlp(64))
     fresh = Mlp(64)
     fresh.load_state_dict(model.state_dict())
-    inputs, labels = vectors(torch.Generator().manual_seed(0))
-
-    def losses(module: nn.Module, **options: Any) -> list[float]:
-        groups = parametrize(module, base=Mlp(BASE), lr=0.01, **options).groups
-        optimizer, history = torch.optim.AdamW(groups), []
-        for _ in range(4):
-            optimizer.zero_grad()
-            loss = F.cross_entropy(module(inputs), labels)
-            loss.backward()
-            optimizer.step()
-            history.append(loss.item())
-        return history
-
     compiled = torch.compile(copy.deepcopy(model), backend="eager")
     reference = losses(copy.deepcopy(model))
     assert losses(fresh, rescale=False) == reference
@@ -279,18 +280,6 @@ def test_a_sharded_model_trains_the_same(tmp_path: Path) -> None:
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
-
-    inputs, labels = vectors(torch.Generator().manual_seed(0))
-
-    def losses(module: nn.Module) -> list[float]:
-        optimizer, history = torch.optim.AdamW(parametrize(module, base=Mlp(BASE), lr=0.01).groups, fused=False), []
-        for _ in range(4):
-            optimizer.zero_grad()
-            loss = F.cross_entropy(module(inputs), labels)
-            loss.backward()
-            optimizer.step()
-            history.append(loss.item())
-        return history
 
     model = made(Mlp(64))
     reference = losses(copy.deepcopy(model))
