@@ -25,11 +25,16 @@ def test_the_optimum_stays_under_mup_and_drifts_under_sp(fits: dict[str, Transfe
     assert all(item.usable for fit in fits.values() for item in fit.optima)
 
 
-def test_mup_is_at_least_as_good_at_the_largest_width(fits: dict[str, TransferFit]) -> None:
+def test_mups_lead_in_loss_fades_with_width_and_the_comparison_says_who_is_ahead(fits: dict[str, TransferFit]) -> None:
+    """Measured, and not what one would hope: at the base width muP leads by its initialization, at 512 SP at its own best LR leads."""
+    best = {kind: {item.width: item.best_loss for item in fit.optima} for kind, fit in fits.items()}
+    leads = [best["sp"][width] - best["mup"][width] for width in (64, 128, 256, 512)]
+    assert leads == sorted(leads, reverse=True)
+    assert leads[0] > 0.05
     comparison = compare_losses(fits)
     assert comparison is not None
-    assert comparison.losses["mup"] <= comparison.losses["sp"]
-    assert "mup is better by" in comparison.sentence()
+    assert comparison.width == 512
+    assert f"sp is better by {-leads[-1]:.4f}" in comparison.sentence()
 
 
 def test_the_transferred_rate_costs_little_under_mup_and_much_under_sp(fits: dict[str, TransferFit]) -> None:
