@@ -31,8 +31,15 @@ TRAINING = {"steps": 200, "batch_size": 4, "validation_sequences": 8}
 CLI = [sys.executable, "-m", "sweeps.cli"]
 
 
+def _heed_ctrl_c() -> None:
+    """A shell starts background jobs with SIGINT ignored, and their children inherit it: the tests may run in one."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def start(arguments: Sequence[str], folder: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen([*CLI, *arguments], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [*CLI, *arguments], cwd=folder, preexec_fn=_heed_ctrl_c, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def workers_of(driver: int) -> list[int]:
