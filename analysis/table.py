@@ -102,7 +102,7 @@ def load_table(
     replaced = [name for name in columns if name in raw.columns and name not in columns.values()]
     frame = raw.drop(columns=replaced).rename(columns={actual: name for name, actual in columns.items()})
     raise_all(_missing_faults(frame, where), DataError)
-    unused = [str(name) for name in frame.columns if name not in CANONICAL and name != "data_seed"]
+    unused = [str(name) for name in frame.columns if name not in (*CANONICAL, "data_seed", "diverged")]
     notes.insert(0, f"{len(frame)} runs read from {where}" + (f"; columns not used: {', '.join(unused)}" if unused else ""))
     return _tidy(frame.reset_index(drop=True), where, notes)
 

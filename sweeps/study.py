@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from scaling.config import (
     BaseShape,
@@ -167,6 +167,11 @@ class StudyConfig(Frozen):
         reasons = [reason for width in (*self.widths, self.base.width) if (reason := self.model.check_width(width))]
         if reasons:
             raise fault_at("widths", "; ".join(list(dict.fromkeys(reasons))[:5]))
+        for kind in self.parametrizations:
+            try:
+                self.template(kind)
+            except ValidationError as error:
+                raise fault_at("parametrizations", f"{kind}: {error.errors()[0]['msg']}") from None
         return self
 
     def run(self, parametrization: Kind, width: int, log2_lr: float, seed: int) -> RunConfig:
