@@ -251,9 +251,12 @@ class _Derivation:
 
     def _horizon_lr(self, base_lr: Quantity) -> Quantity:
         ratio, exponent, ends = self.steps_ratio, self._horizon_exponent(), self.target.horizon_exponent_range
-        if self.template.optimizer.kind != "adamw":
+        if self.template.optimizer.horizon_fault:
             ends = (exponent, exponent)
         factors = [ratio**-power for power in (exponent, *ends)]
+        if self.template.base.steps:
+            # The run's own rule carries its base LR to its number of steps: what is left is how far off that rule's exponent may be.
+            factors = [factor / factors[0] for factor in factors]
         low, high = base_lr.interval[0] * min(factors), base_lr.interval[1] * max(factors)
         value = base_lr.value * factors[0]
         steps = f"S = tokens x{_factor(self.tokens_ratio)} / batch x{_factor(self.batch_ratio)} = {_factor(ratio)}"
@@ -269,19 +272,25 @@ class _Derivation:
         return Quantity(value, (low, high))
 
     def _horizon_exponent(self) -> float:
-        """The target's, for AdamW; no rule is known for another optimizer, whose LR then stays."""
-        return self.target.horizon_exponent if self.template.optimizer.kind == "adamw" else 0.0
+        """The target's; 0 where no rule is known for the optimizer, whose LR then stays."""
+        return 0.0 if self.template.optimizer.horizon_fault else self.target.horizon_exponent
 
     def _run(self, lr: float) -> RunConfig:
         """The large run, with everything that the study holds fixed taken over."""
         optimizer = self.template.optimizer
         if self.target.betas == "scale":
+            base_steps = self.template.base.steps
+            ratio = self.train_steps / base_steps if base_steps else self.steps_ratio
             try:
-                beta1, beta2 = horizon_betas(optimizer, self.steps_ratio)
+                beta1, beta2 = horizon_betas((optimizer.beta1, optimizer.beta2), ratio)
             except ValueError as error:
                 raise ConfigError(Fault("betas", str(error), "betas: keep, or a smaller batch")) from None
-            optimizer = optimizer.model_copy(update={"beta1": beta1, "beta2": beta2})
-        optimizer = at_horizon(optimizer, self.steps_ratio, self._horizon_exponent()).model_copy(update={"lr": lr})
+            update = {"betas_rule": "horizon"} if base_steps else {"beta1": beta1, "beta2": beta2}
+            optimizer = optimizer.model_copy(update=update)
+        if self.template.base.steps:
+            optimizer = optimizer.model_copy(update={"lr": lr, "horizon_exponent": self._horizon_exponent()})
+        else:
+            optimizer = at_horizon(optimizer, self.steps_ratio, self._horizon_exponent()).model_copy(update={"lr": lr})
         training = self.template.training.model_copy(
             update={"steps": self.train_steps, "batch_size": self.batch_size, "micro_batch_size": self._micro_batch(), "seed": 0}
         )
@@ -392,10 +401,9 @@ class _Derivation:
             self.warnings.append("the vocabulary differs from the study's, and with it the data: the study's LR is a guess there")
         if self.model.context != self.template.model.context:
             self.warnings.append("the context differs from the study's")
-        if self.template.optimizer.kind != "adamw" and self.steps_ratio != 1:
-            self.warnings.append(
-                "no rule is known that carries an SGD learning rate to other tokens or batches: it is left as it is"
-            )
+        unknown = self.template.optimizer.horizon_fault
+        if unknown and self.steps_ratio != 1:
+            self.warnings.append(f"{unknown}: its values are left as they are")
         gpus = self.target.gpus
         if gpus is not None and self.template.runtime.device == "cpu":
             self.warnings.append("data, context, precision and device are the study's: set those of the large run in its config")

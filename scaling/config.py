@@ -9,10 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
+
+from scaling.horizon import horizon_betas
 
 # Bounds keep a slip of the keyboard from filling the memory; strict, since YAML's `yes` is no number.
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)]
@@ -22,8 +25,8 @@ PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
-ParametrizationKind = Literal["sp", "mup", "mup-simple", "completep"]
-OptimizerKind = Literal["adamw", "sgd"]
+ParametrizationKind = Literal["sp", "mup", "mup-simple", "sp-per-layer", "completep", "umup", "spectral"]
+OptimizerKind = Literal["adamw", "adam", "sgd", "lion", "muon"]
 WeightDecayRule = Literal["constant", "unscaled", "independent", "sqrt"]
 Precision = Literal["fp32", "bf16", "fp16"]
 
@@ -143,18 +146,29 @@ class InitConfig(Frozen):
     readout_std: NonNegativeFloat = 0.02
 
 
-class ParametrizationConfig(Frozen):
-    """Which rules carry hyperparameters from the base shape to another shape."""
+class ParametrizationSettings(Frozen):
+    """What a parametrization leaves open: its form, its init and its multipliers."""
 
-    kind: ParametrizationKind = "mup"
     form: Literal["table3", "table8", "table9"] = "table8"
-    """Which of Tensor Programs V's (2203.03466) equivalent tables: where the factors of embedding and readout stand."""
+    """mup and completep: which of Tensor Programs V's (2203.03466) equivalent tables; where the factors of embedding and readout stand."""
     alpha: Annotated[float, Field(ge=0.5, le=1)] = 1.0
-    """completep only: residual branches are multiplied by (depth / base depth)^-alpha (CompleteP 2505.01618)."""
+    """completep: residual branches are multiplied by (depth / base depth)^-alpha (CompleteP 2505.01618)."""
+    alignment: Literal["full", "none"] = "full"
+    """sp-per-layer: whether updates are taken to align with activations (Everett et al. 2407.05872)."""
     init: InitConfig = InitConfig()
     embedding_multiplier: PositiveFloat = 1.0
     readout_multiplier: PositiveFloat = 1.0
     attention_multiplier: PositiveFloat = 1.0
+    residual_multiplier: PositiveFloat = 1.0
+    """On what blocks add to the residual stream."""
+    residual_attention_ratio: PositiveFloat = 1.0
+    """What attention adds to the stream over what MLPs add, their mean square held fixed (u-muP 2407.17465, Appendix G)."""
+
+
+class ParametrizationConfig(ParametrizationSettings):
+    """Which rules carry hyperparameters from the base shape to another shape."""
+
+    kind: ParametrizationKind = "mup"
 
 
 class BaseShape(Frozen):
@@ -163,23 +177,60 @@ class BaseShape(Frozen):
     width: Positive = 64
     depth: Depth | None = None
     """Default: the depth of the model."""
+    steps: Positive | None = None
+    """Steps of the run that the values were found in: with them, LR, decay and eps follow the number of steps (scaling.parametrization.
+    carried); without, they do not."""
 
 
-class OptimizerConfig(Frozen):
-    """AdamW or SGD at the base shape; decay is torch's, multiplied by the LR (Loshchilov & Hutter 1711.05101)."""
+class LRMultipliers(Frozen):
+    """Constant factors on the LR, by class of tensor (Everett et al. 2407.05872)."""
+
+    embedding: PositiveFloat = 1.0
+    hidden: PositiveFloat = 1.0
+    gain: PositiveFloat = 1.0
+    readout: PositiveFloat = 1.0
+
+
+class OptimizerSettings(Frozen):
+    """An optimizer at the base shape, without its LR; AdamW's, Lion's and Muon's decay is torch's, multiplied by the LR
+    (Loshchilov & Hutter 1711.05101), Adam's and SGD's is part of the gradient."""
 
     kind: OptimizerKind = "adamw"
-    """sgd: beta1 is its momentum, beta2 and eps are unused."""
-    lr: PositiveFloat = 2.0**-8
-    """Peak LR at the base shape."""
+    """sgd: beta1 is its momentum, beta2 and eps are unused. muon: hidden matrices by torch.optim.Muon, all else by AdamW."""
+    lr_multipliers: LRMultipliers = LRMultipliers()
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
     eps: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.0
     weight_decay_rule: WeightDecayRule = "constant"
-    """How a tensor's decay changes with its width: see scaling.parametrization.DECAY_RULES."""
+    """How a tensor's decay changes with its width: see scaling.tables.DECAY_RULES."""
+    eps_rule: Literal["scaled", "constant"] = "scaled"
+    """Whether eps follows the size of a tensor's gradient, as the tables say, or is the same for all."""
+    horizon_exponent: Fraction = 0.5
+    """With base.steps: LR goes with (steps / base steps)^-exponent (Complete(d)P 2512.22382 Table 1)."""
+    betas_rule: Literal["constant", "horizon"] = "constant"
+    """horizon: with base.steps, 1 - beta goes with base steps / steps (Complete(d)P 2512.22382 Table 1)."""
+    muon_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    adamw_lr_factor: PositiveFloat = 1.0
+    """muon: AdamW's LR over Muon's."""
     clip_norm: PositiveFloat | None = 1.0
     """Global gradient norm above which gradients are scaled down; null turns clipping off."""
+
+    @property
+    def horizon_fault(self) -> str | None:
+        """Why these settings cannot be carried to another number of steps, or None."""
+        if self.kind not in ("adamw", "adam"):
+            return f"no rule is known that carries {self.kind} to another number of steps"
+        if self.kind == "adam" and self.weight_decay:
+            return "no rule is known that carries adam's decay in the gradient to another number of steps (adamw's is known)"
+        return None
+
+
+class OptimizerConfig(OptimizerSettings):
+    """An optimizer at the base shape."""
+
+    lr: PositiveFloat = 2.0**-8
+    """Peak LR at the base shape."""
 
 
 class ScheduleConfig(Frozen):
@@ -275,9 +326,39 @@ class RuntimeConfig(Frozen):
 
 
 YOUNGER_KEYS: dict[str, dict[str, Any]] = {
-    "parametrization": {"form": "table8", "alpha": 1.0},
-    "optimizer": {"weight_decay_rule": "constant"},
+    "parametrization": {
+        "form": "table8",
+        "alpha": 1.0,
+        "alignment": "full",
+        "residual_multiplier": 1.0,
+        "residual_attention_ratio": 1.0,
+    },
+    "optimizer": {
+        "weight_decay_rule": "constant",
+        "eps_rule": "scaled",
+        "lr_multipliers": {"embedding": 1.0, "hidden": 1.0, "gain": 1.0, "readout": 1.0},
+        "horizon_exponent": 0.5,
+        "betas_rule": "constant",
+        "muon_momentum": 0.95,
+        "adamw_lr_factor": 1.0,
+    },
+    "base": {"steps": None},
 }
+"""Keys that came after the first studies, with their defaults."""
+
+ADAPTIVE: tuple[OptimizerKind, ...] = ("adamw", "adam", "lion")
+WITH_RULES: Mapping[ParametrizationKind, tuple[OptimizerKind, ...]] = {
+    "sp": (*ADAPTIVE, "sgd", "muon"),
+    "mup": (*ADAPTIVE, "sgd", "muon"),
+    "completep": (*ADAPTIVE, "sgd", "muon"),
+    "spectral": (*ADAPTIVE, "sgd", "muon"),
+    "mup-simple": ADAPTIVE,
+    "sp-per-layer": ADAPTIVE,
+    "umup": ADAPTIVE,
+}
+"""The optimizers for which a parametrization has a published rule."""
+TIED: tuple[ParametrizationKind, ...] = ("sp", "mup", "completep")
+"""Parametrizations whose readout and embedding may be one tensor (in the form of Table 8)."""
 
 
 class RunConfig(Frozen):
@@ -295,19 +376,51 @@ class RunConfig(Frozen):
     @model_validator(mode="after")
     def _base_exists(self) -> Self:
         self.base_model()
-        if self.optimizer.kind == "sgd" and self.parametrization.kind == "mup-simple":
-            raise fault_at("optimizer", "mup-simple has no known rule for sgd; use mup")
-        if self.model.tied_embeddings and self.parametrization.kind == "mup-simple":
+        return self
+
+    @model_validator(mode="after")
+    def _rules_are_known(self) -> Self:
+        rules, optimizer = self.parametrization, self.optimizer
+        if optimizer.kind not in WITH_RULES[rules.kind]:
+            kinds = ", ".join(kind for kind, known in WITH_RULES.items() if optimizer.kind in known)
             raise fault_at(
-                "parametrization", "mup-simple gives embedding and readout different rules, and they are one tensor; use mup"
+                "optimizer", f"{rules.kind} has no known rule for {optimizer.kind}; parametrizations that have one: {kinds}"
             )
-        if self.model.tied_embeddings and self.parametrization.form != "table8":
-            what = f"{self.parametrization.form} gives embedding and readout different rules, and they are one tensor"
-            raise fault_at("parametrization", f"{what}; use form table8")
-        if self.parametrization.form != "table8" and self.parametrization.kind not in ("mup", "completep"):
-            raise fault_at(
-                "parametrization", f"form {self.parametrization.form} is one of muP's; {self.parametrization.kind} has none"
-            )
+        if rules.form != "table8" and rules.kind not in ("mup", "completep"):
+            raise fault_at("parametrization", f"form {rules.form} is one of muP's; {rules.kind} has none")
+        if self.model.tied_embeddings and (rules.kind not in TIED or rules.form != "table8"):
+            name = rules.kind if rules.kind not in TIED else rules.form
+            what = f"{name} gives embedding and readout different rules, and they are one tensor"
+            raise fault_at("parametrization", f"{what}; use {', '.join(TIED)} with form table8")
+        if rules.kind == "umup" and rules.init != InitConfig():
+            raise fault_at("init", "umup starts every matrix at standard deviation 1; leave init out")
+        if rules.alpha != 1.0 and rules.kind != "completep":
+            raise fault_at("alpha", f"is completep's; {rules.kind} has no depth rule of that kind")
+        if rules.alignment != "full" and rules.kind != "sp-per-layer":
+            raise fault_at("alignment", f"is sp-per-layer's; {rules.kind} assumes full alignment")
+        return self
+
+    @model_validator(mode="after")
+    def _optimizer_rules_fit(self) -> Self:
+        optimizer, base_steps = self.optimizer, self.base.steps
+        if optimizer.kind == "adam" and optimizer.weight_decay:
+            if optimizer.weight_decay_rule not in ("constant", "unscaled"):
+                what = f"{optimizer.weight_decay_rule} is a rule for decoupled decay, and adam's is part of the gradient"
+                raise fault_at("weight_decay_rule", f"{what}; use adamw, or the rule constant or unscaled")
+            if self.parametrization.kind == "umup":
+                raise fault_at("weight_decay", "umup has no known rule for adam's decay in the gradient; use adamw")
+        if optimizer.kind != "muon" and (optimizer.adamw_lr_factor != 1.0 or optimizer.muon_momentum != 0.95):
+            key = "adamw_lr_factor" if optimizer.adamw_lr_factor != 1.0 else "muon_momentum"
+            raise fault_at(key, f"is muon's, and the optimizer is {optimizer.kind}")
+        if base_steps is None and optimizer.betas_rule == "horizon":
+            raise fault_at("betas_rule", "horizon needs base.steps, the steps of the run that the betas were found in")
+        if base_steps is not None and optimizer.horizon_fault:
+            raise fault_at("base", f"{optimizer.horizon_fault}; leave base.steps out")
+        if base_steps is not None and optimizer.betas_rule == "horizon":
+            try:
+                horizon_betas((optimizer.beta1, optimizer.beta2), self.training.steps / base_steps)
+            except ValueError as error:
+                raise fault_at("betas_rule", f"{error}; use constant, or more steps") from None
         return self
 
     def base_model(self) -> ModelConfig:

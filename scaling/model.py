@@ -32,16 +32,32 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, self.length, self.weight, eps=1e-6)
 
 
+class Matrix(nn.Linear):
+    """x W^T times the multiplier of its rule."""
+
+    def __init__(self, fan_in: int, fan_out: int) -> None:
+        super().__init__(fan_in, fan_out, bias=False)
+        self.multiplier = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return times(F.linear(x, self.weight), self.multiplier)
+
+
+def times(x: Tensor, multiplier: float) -> Tensor:
+    return x if multiplier == 1.0 else x * multiplier
+
+
 class Attention(nn.Module):
     """Causal self-attention with rotary positions."""
 
-    def __init__(self, model: ModelConfig, scale: float) -> None:
+    def __init__(self, model: ModelConfig, rules: ForwardRules) -> None:
         super().__init__()
-        self.heads, self.kv_heads, self.head_dim, self.scale = model.heads, model.kv_heads, model.head_size, scale
-        self.query = nn.Linear(model.width, model.heads * model.head_size, bias=False)
-        self.key = nn.Linear(model.width, model.kv_heads * model.head_size, bias=False)
-        self.value = nn.Linear(model.width, model.kv_heads * model.head_size, bias=False)
-        self.output = nn.Linear(model.heads * model.head_size, model.width, bias=False)
+        self.heads, self.kv_heads, self.head_dim = model.heads, model.kv_heads, model.head_size
+        self.scale, self.unit = rules.attention_scale, rules.attention_output
+        self.query = Matrix(model.width, model.heads * model.head_size)
+        self.key = Matrix(model.width, model.kv_heads * model.head_size)
+        self.value = Matrix(model.width, model.kv_heads * model.head_size)
+        self.output = Matrix(model.heads * model.head_size, model.width)
         self.query_norm = RMSNorm(model.head_size, gain=True) if model.qk_norm else nn.Identity()
         self.key_norm = RMSNorm(model.head_size, gain=True) if model.qk_norm else nn.Identity()
 
@@ -54,7 +70,7 @@ class Attention(nn.Module):
         k_BKTD = rotate(self.key_norm(k_BTKD), cos, sin).transpose(1, 2)
         grouped = self.kv_heads != self.heads
         mixed_BHTD = F.scaled_dot_product_attention(q_BHTD, k_BKTD, v_BKTD, is_causal=True, scale=self.scale, enable_gqa=grouped)
-        out: Tensor = self.output(mixed_BHTD.transpose(1, 2).reshape(batch, context, -1))
+        out: Tensor = self.output(times(mixed_BHTD, self.unit).transpose(1, 2).reshape(batch, context, -1))
         return out
 
 
@@ -75,35 +91,33 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class MLP(nn.Module):
     """Two matrices around a GELU, or three around a SwiGLU (Shazeer 2002.05202)."""
 
-    def __init__(self, model: ModelConfig) -> None:
+    def __init__(self, model: ModelConfig, rules: ForwardRules) -> None:
         super().__init__()
-        self.up = nn.Linear(model.width, model.mlp_width, bias=False)
-        self.gate = nn.Linear(model.width, model.mlp_width, bias=False) if model.activation == "swiglu" else None
-        self.down = nn.Linear(model.mlp_width, model.width, bias=False)
+        self.unit = rules.mlp_inner
+        self.up = Matrix(model.width, model.mlp_width)
+        self.gate = Matrix(model.width, model.mlp_width) if model.activation == "swiglu" else None
+        self.down = Matrix(model.mlp_width, model.width)
 
     def forward(self, x: Tensor) -> Tensor:
         inner = F.gelu(self.up(x)) if self.gate is None else F.silu(self.gate(x)) * self.up(x)
-        out: Tensor = self.down(inner)
+        out: Tensor = self.down(times(inner, self.unit))
         return out
 
 
 class Block(nn.Module):
-    """x + branch * attention(norm(x)), then x + branch * mlp(norm(x))."""
+    """x + a * attention(norm(x)), then x + m * mlp(norm(x)), a and m being the branches' factors."""
 
-    def __init__(self, model: ModelConfig, attention_scale: float, branch: float) -> None:
+    def __init__(self, model: ModelConfig, rules: ForwardRules) -> None:
         super().__init__()
-        self.branch = branch
+        self.attention_branch, self.mlp_branch = rules.attention_branch, rules.mlp_branch
         self.attention_norm = RMSNorm(model.width, model.norm_gain)
-        self.attention = Attention(model, attention_scale)
+        self.attention = Attention(model, rules)
         self.mlp_norm = RMSNorm(model.width, model.norm_gain)
-        self.mlp = MLP(model)
+        self.mlp = MLP(model, rules)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = self._add(x, self.attention(self.attention_norm(x), cos, sin))
-        return self._add(x, self.mlp(self.mlp_norm(x)))
-
-    def _add(self, x: Tensor, change: Tensor) -> Tensor:
-        return x + change if self.branch == 1.0 else x + self.branch * change
+        x = x + times(self.attention(self.attention_norm(x), cos, sin), self.attention_branch)
+        return x + times(self.mlp(self.mlp_norm(x)), self.mlp_branch)
 
 
 class Transformer(nn.Module):
@@ -116,7 +130,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.rules = rules
         self.embedding = nn.Embedding(model.vocabulary, model.width)
-        self.blocks = nn.ModuleList(Block(model, rules.attention_scale, rules.branch) for _ in range(model.depth))
+        self.blocks = nn.ModuleList(Block(model, rules) for _ in range(model.depth))
         self.final_norm = RMSNorm(model.width, model.norm_gain)
         self.readout = None if model.tied_embeddings else nn.Linear(model.width, model.vocabulary, bias=False)
         cos, sin = rotary_tables(model.context, model.head_size, model.rope_base)
@@ -124,14 +138,10 @@ class Transformer(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
 
     def forward(self, ids: Tensor) -> Tensor:
-        x = self.embedding(ids)
-        if self.rules.embedding != 1.0:
-            x = x * self.rules.embedding
+        x = times(self.embedding(ids), self.rules.embedding)
         for block in self.blocks:
             x = block(x, self.cos, self.sin)
-        x = self.final_norm(x)
-        if self.rules.readout != 1.0:
-            x = x * self.rules.readout
+        x = times(self.final_norm(x), self.rules.readout)
         weight = self.embedding.weight if self.readout is None else self.readout.weight
         return F.linear(x, weight)
 
@@ -147,6 +157,11 @@ def build_model(run: RunConfig) -> Transformer:
         model = Transformer(run.model, forward_rules(run))
     model.to_empty(device="cpu")
     model.cos, model.sin = rotary_tables(run.model.context, run.model.head_size, run.model.rope_base)
+    for rule in tensor_rules(run):
+        if rule.role == "hidden":
+            matrix = model.get_submodule(rule.name.removesuffix(".weight"))
+            assert isinstance(matrix, Matrix), rule.name
+            matrix.multiplier = rule.multiplier
     initialize(model, run)
     return model
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from scaling.config import ParametrizationConfig
 from scaling.errors import ConfigError, Fault, raise_all
-from scaling.parametrization import Powers, Ratio, Row, formula, rows_of, value
 from scaling.shapes import Role
+from scaling.tables import Powers, Ratio, Row, formula, rows_of, value
 
 UserRole = Literal["input", "hidden", "readout", "vector", "constant"]
 """How a tensor's dimensions grow: out only, both, in only, its one, none."""

@@ -25,7 +25,7 @@ from scaling.config import RunConfig
 from scaling.data import Corpus, train_batch, validation_batches
 from scaling.errors import ConfigError, Fault, StudyError
 from scaling.model import build_model
-from scaling.optimizer import build_optimizer, set_lr
+from scaling.optimizer import build_optimizer, flattened, inner_optimizers, set_lr
 from scaling.records import MetricsLog, RunRecord, read_record, write_config, write_record
 
 VALIDATION_BATCH = 32
@@ -79,11 +79,15 @@ class Trainer:
         )
         loss = self.gradient(torch.from_numpy(tokens).to(self.device))
         set_lr(self.optimizer, self.run.schedule, step, training.steps)
-        self.scaler.unscale_(self.optimizer)
+        inner = inner_optimizers(self.optimizer)
+        for optimizer in inner:
+            self.scaler.unscale_(optimizer)
         clip = self.run.optimizer.clip_norm
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), math.inf if clip is None else clip)
-        self.scaler.step(self.optimizer)
+        for optimizer in inner:
+            self.scaler.step(optimizer)
         self.scaler.update()
+        assert not flattened(self.optimizer), "a step left groups whose learning rates have lost their ratios"
         return loss, float(norm)
 
     def gradient(self, tokens: Tensor) -> float:

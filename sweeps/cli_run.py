@@ -86,10 +86,11 @@ def train_command(
 
 def explain_command(context: typer.Context, path: RunPath, settings: Settings = None, json: Json = False) -> int:
     """Print for each tensor its multiplier, init std, LR, weight decay and eps at the base and here, with formula and source."""
-    from scaling.parametrization import DECAY_RULES, forward_rules, tensor_rules
+    from scaling.parametrization import DECAY_RULES, carried, forward_rules, tensor_rules
 
     run = load_run(path, overrides(settings or [], context.args))
-    base = run.model_copy(update={"model": run.base_model()})
+    steps = run.base.steps or run.training.steps
+    base = run.model_copy(update={"model": run.base_model(), "training": run.training.model_copy(update={"steps": steps})})
     rules, base_rules = tensor_rules(run), {_without_layer(rule.name): rule for rule in tensor_rules(base)}
     pairs = [(rule, base_rules[_without_layer(rule.name)]) for rule in rules]
     forward = forward_rules(run)
@@ -100,7 +101,9 @@ def explain_command(context: typer.Context, path: RunPath, settings: Settings = 
         "width": run.model.width,
         "depth": run.model.depth,
         "attention_scale": forward.attention_scale,
-        "branch_multiplier": forward.branch,
+        "branch_multipliers": {"attention": forward.attention_branch, "mlp": forward.mlp_branch},
+        "optimizer": carried(run).kind,
+        "betas": [carried(run).beta1, carried(run).beta2],
         "weight_decay_rule": DECAY_RULES[run.optimizer.weight_decay_rule],
         "tensors": [rule.to_dict() | {"base": _at_base(before)} for rule, before in pairs],
     }
@@ -121,9 +124,22 @@ def _explain_text(run: RunConfig, pairs: Sequence[tuple[TensorRule, TensorRule]]
     """One row for each kind of tensor; a value that differs from the base's is shown as base -> here."""
     from rich.table import Table
 
+    from scaling.parametrization import HORIZON_SOURCE
     from sweeps.plan_table import render
 
-    columns = ("tensor", "role", "shape", "multiplier A", "init std B", "LR C", "weight decay", "lr*wd", "eps E", "lr formula")
+    columns = (
+        "tensor",
+        "role",
+        "shape",
+        "by",
+        "multiplier A",
+        "init std B",
+        "LR C",
+        "weight decay",
+        "lr*wd",
+        "eps E",
+        "lr formula",
+    )
     table = Table(*columns, box=None, header_style="bold", pad_edge=False)
     for rule, before in pairs:
         numbers = [
@@ -131,13 +147,19 @@ def _explain_text(run: RunConfig, pairs: Sequence[tuple[TensorRule, TensorRule]]
         ]
         product = _change(before.lr * before.weight_decay, rule.lr * rule.weight_decay)
         eps = _change(before.eps, rule.eps)
-        table.add_row(rule.name, rule.role, "x".join(map(str, rule.shape)), *numbers, product, eps, rule.formulas["lr"])
+        table.add_row(
+            rule.name, rule.role, "x".join(map(str, rule.shape)), rule.optimizer, *numbers, product, eps, rule.formulas["lr"]
+        )
     base = run.base_model()
     head = f"{document['parametrization']}: width {base.width} -> {run.model.width}, depth {base.depth} -> {run.model.depth}; "
-    head += f"query . key x {document['attention_scale']:.4g}, branches x {document['branch_multiplier']:.4g}"
+    branches = document["branch_multipliers"]
+    head += f"query . key x {document['attention_scale']:.4g}, branches x {branches['attention']:.4g} and {branches['mlp']:.4g}"
+    head += "" if run.base.steps is None else f"; {run.base.steps} -> {run.training.steps} steps"
     sources = "\n".join(dict.fromkeys(f"  {rule.role}: {rule.source}" for rule, _ in pairs))
     decay = f"  weight decay, {run.optimizer.weight_decay_rule}: {document['weight_decay_rule']}"
-    return f"{head}\n\n{render(table, 220)}\n\nsources\n{sources}\n{decay}"
+    method = f"{document['optimizer']}, betas {document['betas'][0]:.4g} and {document['betas'][1]:.4g}"
+    method += "" if run.base.steps is None else f"; number of steps: {HORIZON_SOURCE}"
+    return f"{head}\n{method}\n\n{render(table, 220)}\n\nsources\n{sources}\n{decay}"
 
 
 def _change(before: float, now: float) -> str:

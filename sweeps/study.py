@@ -15,19 +15,18 @@ from scaling.config import (
     BaseShape,
     DataConfig,
     Frozen,
-    InitConfig,
     ModelFamily,
     OptimizerConfig,
-    OptimizerKind,
+    OptimizerSettings,
     ParametrizationConfig,
     ParametrizationKind,
+    ParametrizationSettings,
     Positive,
     PositiveFloat,
     RunConfig,
     RuntimeConfig,
     ScheduleConfig,
     TrainingConfig,
-    WeightDecayRule,
     fault_at,
 )
 
@@ -90,30 +89,16 @@ class StudyTraining(Frozen):
         return self
 
 
-class StudyOptimizer(Frozen):
-    """AdamW or SGD at the base shape without its LR, which is swept."""
-
-    kind: OptimizerKind = "adamw"
-    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    eps: PositiveFloat = 1e-8
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    weight_decay_rule: WeightDecayRule = "constant"
-    clip_norm: PositiveFloat | None = 1.0
+class StudyOptimizer(OptimizerSettings):
+    """An optimizer at the base shape; its LR is swept."""
 
     def at(self, log2_lr: float) -> OptimizerConfig:
         return OptimizerConfig(lr=2.0**log2_lr, **self.model_dump())
 
 
-class StudyParametrization(Frozen):
-    """Init and multipliers of one parametrization; see scaling.config.ParametrizationConfig."""
+class StudyParametrization(ParametrizationSettings):
+    """Form, init and multipliers of one parametrization."""
 
-    form: Literal["table3", "table8", "table9"] = "table8"
-    alpha: Annotated[float, Field(ge=0.5, le=1)] = 1.0
-    init: InitConfig = InitConfig()
-    embedding_multiplier: PositiveFloat = 1.0
-    readout_multiplier: PositiveFloat = 1.0
-    attention_multiplier: PositiveFloat = 1.0
     seeds_near_best: Seeds | None = None
     """Instead of follow_up.seeds_near_best: more seeds where the question is close, fewer where it is not."""
 

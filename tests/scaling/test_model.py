@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from scaling.accounting import flops_per_token, parameter_counts, run_flops
 from scaling.config import ModelFamily, TrainingConfig
 from scaling.model import Attention, Transformer, build_model, rotary_tables, rotate
+from scaling.parametrization import ForwardRules
 from tests.conftest import tiny_run
 
 VARIANTS = [
@@ -73,8 +74,9 @@ def test_rotary_scores_depend_on_distance_alone() -> None:
 
 
 def test_grouped_queries_equal_full_attention_with_repeated_keys_and_values() -> None:
-    grouped = Attention(ModelFamily(head_dim=8, queries_per_kv=2, vocab_size=32).at(32), scale=0.3)
-    full = Attention(ModelFamily(head_dim=8, vocab_size=32).at(32), scale=0.3)
+    rules = ForwardRules(embedding=1.0, readout=1.0, attention_scale=0.3)
+    grouped = Attention(ModelFamily(head_dim=8, queries_per_kv=2, vocab_size=32).at(32), rules)
+    full = Attention(ModelFamily(head_dim=8, vocab_size=32).at(32), rules)
     with torch.no_grad():
         for name in ("query", "output"):
             getattr(full, name).weight.copy_(getattr(grouped, name).weight)

@@ -10,11 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scaling.config import BaseShape, InitConfig, ModelFamily, OptimizerConfig, RunConfig
-from scaling.model import build_model
+from scaling.config import WITH_RULES, BaseShape, InitConfig, ModelFamily, OptimizerConfig, ParametrizationConfig, RunConfig
+from scaling.model import Transformer, build_model
 from scaling.optimizer import build_optimizer
-from scaling.parametrization import TABLES, at_horizon, formula, forward_rules, horizon_betas, tensor_rules
+from scaling.parametrization import at_horizon, forward_rules, horizon_betas, tensor_rules
 from scaling.shapes import transformer_tensors
+from scaling.tables import formula, rows_of
 from tests.conftest import tiny_run
 
 FULL = ModelFamily(
@@ -32,8 +33,11 @@ FULL = ModelFamily(
 
 def test_every_parametrization_has_a_row_for_every_role() -> None:
     roles = {spec.role for spec in transformer_tensors(FULL.at(32))}
-    for kind, table in TABLES.items():
+    for kind, optimizers in WITH_RULES.items():
+        table = rows_of(ParametrizationConfig(kind=kind))
         assert set(table) == roles, kind
+        assert ("sgd" in optimizers) == all(row.sgd_lr is not None for row in table.values()), kind
+        assert ("muon" in optimizers) == (table["hidden"].muon_lr is not None), kind
 
 
 def test_mup_equals_sp_at_the_base_width() -> None:
@@ -45,33 +49,65 @@ def test_mup_equals_sp_at_the_base_width() -> None:
     assert forward_rules(tiny_run(32, kind="mup")) == forward_rules(tiny_run(32, kind="sp"))
 
 
-@settings(deadline=None, max_examples=25)
-@given(
-    width=st.sampled_from([16, 32, 64, 128]),
-    base=st.sampled_from([16, 32, 64]),
-    activation=st.sampled_from(["gelu", "swiglu"]),
-    decay=st.floats(0.01, 0.3),
-)
-def test_lr_and_decay_agree_with_the_mup_package(width: int, base: int, activation: str, decay: float) -> None:
-    """MuAdamW's groups (Table 8) against ours, tensor by tensor, and MuReadout's multiplier."""
-    family = FULL.model_copy(update={"activation": activation})
-    run = tiny_run(width, family=family, base_width=base, optimizer=OptimizerConfig(lr=0.01, weight_decay=decay))
-    model, rules = build_model(run), {rule.name: rule for rule in tensor_rules(run)}
-    shapes = [build_model(tiny_run(size, family=family, base_width=base)) for size in (base, 2 * base)]
+SHAPES = {
+    "width": st.sampled_from([16, 32, 64, 128]),
+    "base": st.sampled_from([16, 32, 64]),
+    "activation": st.sampled_from(["gelu", "swiglu"]),
+    "group": st.sampled_from([1, 2]),
+    "mlp_ratio": st.sampled_from([1.0, 2.0, 4.0]),
+}
+
+
+def with_mup_shapes(run: RunConfig) -> Transformer:
+    """The run's model as the mup package sees it: infinite dimensions found from the base width and twice that."""
+    model = build_model(run)
+    family = ModelFamily(**{name: getattr(run.model, name) for name in ModelFamily.model_fields})
+    shapes = [build_model(tiny_run(size, family=family)) for size in (run.base.width, 2 * run.base.width)]
     mup.set_base_shapes(model, shapes[0], delta=shapes[1], rescale_params=False, do_assert=False)
+    return model
+
+
+@settings(deadline=None, max_examples=25)
+@given(**SHAPES, decay=st.floats(0.01, 0.3), method=st.sampled_from(["adamw", "sgd"]))
+def test_lr_and_decay_agree_with_the_mup_package(
+    width: int, base: int, activation: str, group: int, mlp_ratio: float, decay: float, method: str
+) -> None:
+    """MuAdamW's and MuSGD's groups (Table 8) against ours, tensor by tensor, and MuReadout's multiplier."""
+    family = FULL.model_copy(update={"activation": activation, "queries_per_kv": group, "mlp_ratio": mlp_ratio})
+    optimizer = OptimizerConfig(kind=method, lr=0.01, weight_decay=decay)
+    run = tiny_run(width, family=family, base_width=base, optimizer=optimizer)
+    model, rules = with_mup_shapes(run), {rule.name: rule for rule in tensor_rules(run)}
     names = {parameter: name for name, parameter in model.named_parameters()}
-    groups = mup.MuAdamW(model.parameters(), lr=0.01, weight_decay=decay).param_groups
+    theirs = {"adamw": mup.MuAdamW, "sgd": mup.MuSGD}[method](model.parameters(), lr=0.01, weight_decay=decay)
     seen = set()
-    for group in groups:
-        for parameter in group["params"]:
+    for parameters in theirs.param_groups:
+        for parameter in parameters["params"]:
             rule = rules[names[parameter]]
             seen.add(rule.name)
-            assert group["lr"] == pytest.approx(rule.lr, rel=1e-12), rule.name
+            assert parameters["lr"] == pytest.approx(rule.lr, rel=1e-12), rule.name
             if not rule.role.endswith("gain"):
-                assert group["weight_decay"] == pytest.approx(rule.weight_decay, rel=1e-12), rule.name
+                assert parameters["weight_decay"] == pytest.approx(rule.weight_decay, rel=1e-12), rule.name
     assert seen == set(rules)
     readout = model.readout.weight.infshape
     assert forward_rules(run).readout == pytest.approx(1 / readout.width_mult())
+
+
+@settings(deadline=None, max_examples=25)
+@given(**SHAPES)
+def test_init_std_agrees_with_the_mup_package(width: int, base: int, activation: str, group: int, mlp_ratio: float) -> None:
+    """mup.init.normal_ with one std, against the same draws at our std."""
+    family = FULL.model_copy(update={"activation": activation, "queries_per_kv": group, "mlp_ratio": mlp_ratio})
+    init = InitConfig(embedding_std=0.05, hidden_std=0.05, readout_std=0.05)
+    run = tiny_run(width, family=family, base_width=base, init=init)
+    parameters = dict(with_mup_shapes(run).named_parameters())
+    for rule in tensor_rules(run):
+        if math.isnan(rule.init_std):
+            continue
+        parameter = parameters[rule.name]
+        torch.manual_seed(0)
+        mup.init.normal_(parameter, std=0.05)
+        torch.manual_seed(0)
+        torch.testing.assert_close(parameter.data, torch.empty_like(parameter).normal_(0, rule.init_std), rtol=1e-6, atol=0)
 
 
 def test_init_std_is_what_the_rules_say() -> None:
@@ -138,31 +174,35 @@ def test_equivalent_forms_train_bit_identically(theta: float) -> None:
     assert reference[-1] < reference[0]
 
 
-@pytest.mark.parametrize("method", ["adamw", "sgd"])
+@pytest.mark.parametrize("method", ["adamw", "adam", "lion", "sgd", "muon"])
 @pytest.mark.parametrize("form", ["table3", "table9"])
 @pytest.mark.parametrize("kind", ["mup", "completep"])
 def test_tensor_programs_tables_train_bit_identically(kind: str, form: str, method: str) -> None:
     """In fp64 and with a ratio that is a power of 4, so that its square root is a power of two, every loss is the same number."""
 
-    def losses(form: str) -> list[float]:
-        run = tiny_run(
+    def run(form: str) -> RunConfig:
+        return tiny_run(
             128, kind=kind, base_width=32, family=ModelFamily(depth=2, head_dim=8, context=8, vocab_size=32),
             optimizer=OptimizerConfig(kind=method, lr=0.01, eps=1e-3, weight_decay=0.125), form=form,
         )  # fmt: skip
-        model = build_model(run).double()
-        optimizer = build_optimizer(model, run)
-        tokens = torch.randint(32, (4, 9), generator=torch.Generator().manual_seed(0))
-        history = []
-        for _ in range(5):
-            optimizer.zero_grad()
-            loss = model.loss(tokens)
-            loss.backward()
-            optimizer.step()
-            history.append(loss.item())
-        return history
 
-    assert losses(form) == losses("table8")
-    assert len(set(losses(form))) == 5
+    assert fp64_losses(run(form)) == fp64_losses(run("table8"))
+    assert len(set(fp64_losses(run(form)))) == 5
+
+
+def fp64_losses(run: RunConfig) -> list[float]:
+    """Losses of five steps on one batch, in fp64."""
+    model = build_model(run).double()
+    optimizer = build_optimizer(model, run)
+    tokens = torch.randint(32, (4, 9), generator=torch.Generator().manual_seed(0))
+    history = []
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = model.loss(tokens)
+        loss.backward()
+        optimizer.step()
+        history.append(loss.item())
+    return history
 
 
 def test_completep_is_mup_at_the_base_depth_and_scales_branches_beyond() -> None:
@@ -176,8 +216,8 @@ def test_completep_is_mup_at_the_base_depth_and_scales_branches_beyond() -> None
 
     assert values(run("completep", 2)) == values(run("mup", 2))
     deep, shallow = ({rule.name: rule for rule in tensor_rules(run("completep", depth, alpha=0.5))} for depth in (8, 2))
-    assert forward_rules(run("completep", 8, alpha=0.5)).branch == 0.5
-    assert forward_rules(run("completep", 8)).branch == 0.25
+    assert forward_rules(run("completep", 8, alpha=0.5)).mlp_branch == 0.5
+    assert forward_rules(run("completep", 8)).mlp_branch == 0.25
     hidden, embedding = "blocks.0.mlp.up.weight", "embedding.weight"
     assert deep[hidden].lr == pytest.approx(0.5 * shallow[hidden].lr)
     assert deep[hidden].eps == pytest.approx(0.5 * shallow[hidden].eps)
@@ -233,9 +273,9 @@ def test_horizon_keeps_the_share_of_the_run_that_decay_averages_over() -> None:
 
 
 def test_betas_refuse_a_batch_that_is_too_large() -> None:
-    assert horizon_betas(OptimizerConfig(beta1=0.9, beta2=0.96), 2.0) == pytest.approx((0.95, 0.98))
+    assert horizon_betas((0.9, 0.96), 2.0) == pytest.approx((0.95, 0.98))
     with pytest.raises(ValueError, match="1 - beta1"):
-        horizon_betas(OptimizerConfig(), 0.05)
+        horizon_betas((0.9, 0.95), 0.05)
 
 
 def test_formula_reads_as_a_person_writes() -> None:
