@@ -191,12 +191,12 @@ class _Table:
         slopes = self._slopes(kind, name, statistic)
         if not slopes or any(math.isnan(value) for value in slopes):
             return NO_SLOPE
-        from scipy.stats import t
+        from scipy.special import stdtrit
 
         own = (len(slopes) - 1) * float(np.var(slopes, ddof=1)) if len(slopes) > 1 else 0.0
         degrees = len(slopes) - 1 + PRIOR_SEEDS
         variance = (own + PRIOR_SEEDS * self._typical_variance(kind, statistic)) / degrees
-        half = float(t.ppf(0.95, degrees)) * math.hypot(math.sqrt(variance / len(slopes)), SPREAD)
+        half = float(stdtrit(degrees, 0.95)) * math.hypot(math.sqrt(variance / len(slopes)), SPREAD)
         mean = float(np.mean(slopes))
         return Slope(mean, (mean - half, mean + half))
 
@@ -216,6 +216,10 @@ class _Table:
         values = [by_width.get(width, math.nan) for by_width in self._values.get((kind, name, statistic), {}).values()]
         return float(np.mean(values)) if values else math.nan
 
+    def once(self, kind: str, name: str, statistic: str) -> float:
+        """What was measured at one width and seed only."""
+        return next((value for row in self._values.get((kind, name, statistic), {}).values() for value in row.values()), math.nan)
+
     def names(self, kind: str, statistic: str) -> list[str]:
         return [name for known, name, known_statistic in self._values if (known, known_statistic) == (kind, statistic)]
 
@@ -223,7 +227,10 @@ class _Table:
 def _ols(values: Mapping[int, float]) -> float:
     if len(values) < 2 or any(not value > 0 or not math.isfinite(value) for value in values.values()):
         return math.nan
-    return float(np.polyfit(np.log2(list(values)), np.log2(list(values.values())), 1)[0])
+    # Of a handful of points; numpy would take ten times as long for each of hundreds of slopes.
+    x, y = [math.log2(width) for width in values], [math.log2(value) for value in values.values()]
+    middle = sum(x) / len(x)
+    return sum((a - middle) * b for a, b in zip(x, y, strict=True)) / sum((a - middle) ** 2 for a in x)
 
 
 def judge(measurement: Measurement) -> CoordinateVerdict:
@@ -257,20 +264,13 @@ def judge(measurement: Measurement) -> CoordinateVerdict:
     )
 
 
-def _growing(item: TensorFacts) -> int:
-    """How many of the tensor's dimensions grow with width."""
-    widths = sorted(item.shapes)
-    small, large = item.shapes[widths[0]], item.shapes[widths[-1]]
-    return sum(b > a for a, b in zip(small, large, strict=True))
-
-
 def _readout(table: _Table, facts: Sequence[TensorFacts], order: Mapping[str, int]) -> str | None:
     """The matrix with one growing dimension in which the output is linear, else the one whose module comes last.
 
     What it does wrong shows in all others.
     """
-    matrices = [item for item in facts if _growing(item) == 1 and len(next(iter(item.shapes.values()))) > 1]
-    curvature = {item.name: table.at("tensor", item.name, "curvature", min(item.shapes)) for item in matrices}
+    matrices = [item for item in facts if item.growing == 1 and len(next(iter(item.shapes.values()))) > 1]
+    curvature = {item.name: table.once("tensor", item.name, "curvature") for item in matrices}
     linear = [name for name, value in curvature.items() if value < LINEAR]
     place = {item.name: order.get(item.name.rpartition(".")[0], -1) for item in matrices}
     candidates = linear or [name for name, at in place.items() if at >= 0]
@@ -288,7 +288,7 @@ def _readout_shift(table: _Table, name: str | None) -> float:
 
 
 def _report(table: _Table, item: TensorFacts, shift: float, width: int) -> TensorReport:
-    growing = _growing(item)
+    growing = item.growing
     expected = {
         "init": -0.5 if growing == 2 else 0.0,
         "update": -1.0 if growing == 2 else 0.0,
@@ -409,7 +409,7 @@ def _notes(table: _Table, facts: Sequence[TensorFacts], widths: Sequence[int], u
         notes.append("give at least three widths that span a factor of four (four over a factor of eight are better)")
     if undecided:
         notes.append(f"more seeds would decide: {'; '.join(undecided[:5])}")
-    notes += [f"{item.name}: {_growing(item)} dimensions grow, no rule is known" for item in facts if _growing(item) > 2]
+    notes += [f"{item.name}: {item.growing} dimensions grow, no rule is known" for item in facts if item.growing > 2]
     frozen = [item.name for item in facts if math.isnan(table.slope("tensor", item.name, "update").value)]
     if frozen:
         notes.append(f"never moved at some width, not judged: {', '.join(frozen[:5])}")

@@ -28,6 +28,12 @@ class TensorFacts:
     """Class of the module that holds it."""
     optimizer: str
 
+    @property
+    def growing(self) -> int:
+        """How many of the tensor's dimensions grow with width."""
+        small, large = self.shapes[min(self.shapes)], self.shapes[max(self.shapes)]
+        return sum(b > a for a, b in zip(small, large, strict=True))
+
 
 @dataclass(frozen=True)
 class Measurement:

@@ -11,22 +11,24 @@ Statistics of a tensor W (W0 before the first step, RMS over entries):
                  norm over sqrt(entries)
     sensitivity  RMS change of the model's output for a random change of W of RMS 1, everything else at its initial value (a tensor
                  that starts at zero is drawn at random for this): every forward multiplier, wherever the user applied it, and
-                 none of the alignment that makes an update's own effect reach its limit slowly
+                 none of the alignment that makes an update's own effect reach its limit slowly. One backward pass gives it for all
+                 tensors; where gradients are absent or are not the output's derivatives, a forward pass a tensor does
     curvature    how far the output is from linear in W: 0 for a readout, which is found by it wherever its product is computed
     effect       RMS change of the output when W alone is set back to W0, after the last step; on request
-    gradient     RMS of the first gradient, over the entries that are not zero
+    gradient     RMS of the first gradient, over the entries that are not zero; at the largest width
     lr, weight_decay, eps    as the optimizer's group has them after the last step
 
 Statistics of a module: `activation` (mean |x| of its output before the first step), `change` (RMS of what all steps but the last
-changed), and,
-where scaled_dot_product_attention is called, `attention_logits` (RMS of query . key x scale, in the random model).
+changed, over the first eighth of its rows), and, where scaled_dot_product_attention is called, `attention_logits` (RMS of
+query . key x scale, in the random model).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -38,6 +40,10 @@ from scaling.coordinate_rows import Measurement, Row, TensorFacts
 
 RELATIVE_NUDGE = 1e-2
 """Size of the random change, relative to the tensor's own."""
+NUDGE_ALONG = 1e-3
+"""The same for a step along the gradient, where every entry counts."""
+DISAGREE = 0.1
+"""Relative difference above which gradients are not the output's derivatives; right ones come within 0.004 in float32."""
 NUDGE_SEED = 7_919_000
 MIN_ENTRIES = 32
 """Of a batch's first tensor, below which it is not cut."""
@@ -62,69 +68,80 @@ def measure(
     """Train `target` for `steps` steps at every width and seed, and measure.
 
     effects: measure `effect` too, a forward pass more a tensor. progress: called with (width, seed) before each. Sensitivities are
-    taken on a quarter of the batch where it can be cut: they average over all outputs.
+    taken on an eighth of the batch where it can be cut: they average over all outputs.
     """
     rows: list[Row] = []
-    facts: dict[str, TensorFacts] = {}
-    head_dims: dict[str, dict[int, int]] = {}
-    for width in widths:
+    common = _Common(target.batch(0), tuple(sorted(set(widths))))
+    for width in reversed(common.widths):
         for seed in range(seeds):
             if progress is not None:
                 progress(width, seed)
-            probe = _Probe(target, width, seed, facts, head_dims)
-            rows += probe.run(steps, smallest=width == min(widths), effects=effects)
-    return Measurement(tuple(rows), tuple(facts.values()), steps, head_dims)
+            rows += _Probe(target, width, seed, common).run(steps, effects=effects)
+    return Measurement(tuple(rows), tuple(common.facts.values()), steps, common.head_dims)
+
+
+@dataclass
+class _Common:
+    """What all widths and seeds share."""
+
+    data: Any
+    widths: tuple[int, ...]
+    facts: dict[str, TensorFacts] = field(default_factory=dict)
+    head_dims: dict[str, dict[int, int]] = field(default_factory=dict)
+    attention: bool = True
+    """Whether scaled_dot_product_attention may be called."""
+    by_change: bool = False
+    """Gradients are not the output's derivatives: sensitivities by random changes, one tensor after the other."""
 
 
 class _Probe:
     """One width and seed."""
 
-    def __init__(
-        self, target: Target, width: int, seed: int, facts: dict[str, TensorFacts], head_dims: dict[str, dict[int, int]]
-    ) -> None:
-        torch.manual_seed(seed)
-        self.target, self.width, self.seed, self.head_dims = target, width, seed, head_dims
+    def __init__(self, target: Target, width: int, seed: int, common: _Common) -> None:
+        _seed(seed)
+        self.target, self.width, self.seed, self.common = target, width, seed, common
         self.model = target.build(width)
         self.optimizer = target.optimizer(self.model, width)
-        self.data = target.batch(0)
+        self.data = common.data
         self.tensors = {name: tensor for name, tensor in self.model.named_parameters() if tensor.requires_grad}
         self.start = {name: tensor.detach().clone() for name, tensor in self.tensors.items()}
+        self.sizes = {name: _rms(tensor) for name, tensor in self.start.items()}
         self.rows: list[Row] = []
         self.optimizers: dict[str, str] = {}
         modules = dict(self.model.named_modules())
         for name, tensor in self.tensors.items():
             owner = type(modules[name.rpartition(".")[0]]).__name__
             self.optimizers[name] = _optimizer_of(self.optimizer, tensor)
-            known = facts.setdefault(name, TensorFacts(name, {}, owner, self.optimizers[name]))
+            known = common.facts.setdefault(name, TensorFacts(name, {}, owner, self.optimizers[name]))
             known.shapes[width] = tuple(tensor.shape)
 
-    def run(self, steps: int, *, smallest: bool, effects: bool) -> list[Row]:
-        for name, tensor in self.start.items():
-            self._add("tensor", name, "init", _rms(tensor))
-        self._sensitivities(curvatures=smallest and self.seed == 0)
+    def run(self, steps: int, *, effects: bool) -> list[Row]:
+        for name, size in self.sizes.items():
+            self._add("tensor", name, "init", size)
+        self._sensitivities()
         before, last = self._train(steps)
         self._activations(before)
         for name, output in last.outputs.items():
             if name in before.outputs and before.outputs[name].shape == output.shape:
                 self._add("module", name, "change", _rms(output - before.outputs[name]))
-        self._updates()
         if effects:
             self._effects()
+        self._updates()
         return self.rows
 
     def _activations(self, seen: _Seen) -> None:
-        for name, output in seen.outputs.items():
-            self._add("module", name, "activation", float(output.abs().mean()))
+        for name, size in seen.sizes.items():
+            self._add("module", name, "activation", size)
         self._add("module", "", "output", _rms(seen.output))
 
     def _add(self, kind: str, name: str, statistic: str, value: float) -> None:
         self.rows.append(Row(self.width, self.seed, kind, name, statistic, value))
 
     def _forward(self, data: Any) -> Tensor:
-        """The model's output; random numbers are the same every time."""
-        torch.manual_seed(self.seed)
+        """The model's output, with its graph where gradients are enabled; random numbers are the same every time."""
+        _seed(self.seed)
         seen = _Seen(self.model, record=False)
-        with torch.no_grad(), seen.watching():
+        with seen.watching():
             self.target.loss(self.model, data)
         return seen.output
 
@@ -133,11 +150,11 @@ class _Probe:
         watched = {0: _Seen(self.model, record=True), steps - 1: _Seen(self.model, record=True)}
         for step in range(steps):
             self.optimizer.zero_grad(set_to_none=True)
-            torch.manual_seed(self.seed)
+            _seed(self.seed)
             with watched[step].watching() if step in watched else nullcontext():
                 loss = self.target.loss(self.model, self.data)
             loss.backward()  # type: ignore[no-untyped-call]
-            if step == 0:
+            if step == 0 and self.width == self.common.widths[-1]:
                 for name, tensor in self.tensors.items():
                     if tensor.grad is not None:
                         self._add("tensor", name, "gradient", _rms_of_nonzero(tensor.grad))
@@ -147,35 +164,101 @@ class _Probe:
                 after_step(self.model, self.optimizer, step)
         return watched[0], watched[steps - 1]
 
-    @torch.no_grad()
-    def _sensitivities(self, *, curvatures: bool) -> None:
+    def _sensitivities(self) -> None:
         # Not the seed that the model was initialized from: the same stream again would be correlated with its weights.
         generator = torch.Generator().manual_seed(NUDGE_SEED + self.seed)
-        for tensor in self.tensors.values():
-            if not bool(tensor.any()):
-                scale = 1.0 / math.sqrt(max(1, tensor[0].numel())) if tensor.dim() > 1 else RELATIVE_NUDGE
-                tensor.copy_(scale * torch.randn(tensor.shape, generator=generator))
-        logits = _AttentionLogits(self.model, self.head_dims, self.width)
+        drawn = self._draw_zeros(generator)
+        output, data = self._with_attention_logits() if self.common.attention else self._part()
+        gradients, signs = self._gradients(output)
+        reference = output.detach()
+        del output
+        with torch.no_grad():
+            if self.seed == 0 and self.width == self.common.widths[-1]:
+                self.common.by_change = not self._agree(gradients, signs, reference, data)
+            found = {} if self.common.by_change else {name: _norm(gradient) for name, gradient in gradients.items()}
+            scale = math.sqrt(reference.numel())
+            for name in self.tensors:
+                value = found[name] / scale if name in found else self._by_change(name, reference, data, generator)
+                self._add("tensor", name, "sensitivity", value)
+            if self.seed == 0 and self.width == self.common.widths[0]:
+                self._curvatures(reference, data, generator)
+            for name in drawn:
+                self.tensors[name].copy_(self.start[name])
+
+    def _with_attention_logits(self) -> tuple[Tensor, Any]:
+        logits = _AttentionLogits(self.model, self.common.head_dims, self.width)
         with logits:
-            reference, data = self._part()
+            found = self._part()
         for name, value in logits.sizes.items():
             self._add("module", name, "attention_logits", value)
+        self.common.attention = bool(logits.sizes)
+        return found
+
+    @torch.no_grad()
+    def _draw_zeros(self, generator: torch.Generator) -> list[str]:
+        """Fill the tensors that start at zero with random numbers, and name them."""
+        drawn = [name for name in self.tensors if self.sizes[name] == 0]
+        for tensor in (self.tensors[name] for name in drawn):
+            scale = 1.0 / math.sqrt(max(1, tensor[0].numel())) if tensor.dim() > 1 else RELATIVE_NUDGE
+            tensor.copy_(scale * torch.randn(tensor.shape, generator=generator))
+        return drawn
+
+    def _gradients(self, output: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """Every tensor's gradient of (random signs) . (output), and the signs: all sensitivities from one backward pass.
+
+        A random change of RMS 1 of a tensor moves the output by |J|_F / sqrt(outputs), J the output's Jacobian; and the mean of
+        |J^T signs|^2 is |J|_F^2 (Hutchinson's estimator of a trace, no noisier than one random change). Tensors that no gradient
+        reaches are absent.
+        """
+        # The same signs at every width.
+        generator = torch.Generator(output.device).manual_seed(NUDGE_SEED + self.seed)
+        signs = torch.empty_like(output).bernoulli_(0.5, generator=generator).mul_(2.0).sub_(1.0)
+        if not output.requires_grad:
+            return {}, signs
+        try:
+            gradients = torch.autograd.grad(output, list(self.tensors.values()), signs, allow_unused=True)
+        except RuntimeError:  # a checkpoint or function of the user's that this cannot pass
+            return {}, signs
+        return {name: item for name, item in zip(self.tensors, gradients, strict=True) if item is not None}, signs
+
+    def _agree(self, gradients: Mapping[str, Tensor], signs: Tensor, reference: Tensor, data: Any) -> bool:
+        """Whether a small step along all gradients moves the output as they say.
+
+        It does not where they are not the output's derivatives: a detached path, multipliers that act one way only.
+        """
+        steps = {name: NUDGE_ALONG * _rms(self.tensors[name]) / max(_rms(item), 1e-30) for name, item in gradients.items()}
+        # Tensors that start at zero were drawn at random.
+        kept = {name: self.start[name] if self.sizes[name] else self.tensors[name].detach().clone() for name in gradients}
+        for name, item in gradients.items():
+            self.tensors[name].add_(item, alpha=steps[name])
+        moved = self._forward(data) - reference
+        for name, tensor in kept.items():
+            self.tensors[name].copy_(tensor)
+        predicted = sum(steps[name] * _norm(item) ** 2 for name, item in gradients.items())
+        return abs(float((moved * signs).sum()) - predicted) < DISAGREE * predicted
+
+    def _by_change(self, name: str, reference: Tensor, data: Any, generator: torch.Generator) -> float:
+        """The same by a small random change of one tensor."""
+        tensor = self.tensors[name]
+        kept = tensor.detach().clone()
+        nudge = RELATIVE_NUDGE * _rms(kept)
+        tensor.add_(nudge * torch.randn(tensor.shape, generator=generator).to(tensor))
+        change = _rms(self._forward(data) - reference)
+        tensor.copy_(kept)
+        return change / nudge
+
+    def _curvatures(self, reference: Tensor, data: Any, generator: torch.Generator) -> None:
+        """Of the matrices that may be a readout: those of which one dimension grows."""
         for name, tensor in self.tensors.items():
-            kept = tensor.detach().clone()
-            nudge = RELATIVE_NUDGE * _rms(kept)
-            tensor.add_(nudge * torch.randn(tensor.shape, generator=generator).to(tensor))
-            self._add("tensor", name, "sensitivity", _rms(self._forward(data) - reference) / nudge)
-            tensor.copy_(kept)
-            if tensor.dim() > 1 and curvatures:
+            if tensor.dim() > 1 and self.common.facts[name].growing == 1:
+                kept = tensor.detach().clone()
                 change = _rms(kept) * torch.randn(tensor.shape, generator=generator).to(tensor)
                 self._add("tensor", name, "curvature", self._curvature(tensor, change, reference, data))
                 tensor.copy_(kept)
-        for name, tensor in self.tensors.items():
-            tensor.copy_(self.start[name])
 
     def _part(self) -> tuple[Tensor, Any]:
-        """The output on a quarter of the batch, and that quarter; on all of it where the model does not take less."""
-        part = _quarter(self.data)
+        """The output on an eighth of the batch, and that eighth; on all of it where the model does not take less."""
+        part = _eighth(self.data)
         if part is not None:
             try:
                 return self._forward(part), part
@@ -197,7 +280,7 @@ class _Probe:
             id(tensor): group for inner in _inner(self.optimizer) for group in inner.param_groups for tensor in group["params"]
         }
         for name, tensor in self.tensors.items():
-            moved = tensor.detach() - self.start[name]
+            moved = self.start.pop(name).sub_(tensor)
             self._add("tensor", name, "update", _spectral(moved) if self.optimizers[name] == "Muon" else _rms_of_nonzero(moved))
             group = groups.get(id(tensor), {})
             for key in ("lr", "weight_decay", "eps"):
@@ -219,7 +302,10 @@ class _Seen:
 
     def __init__(self, model: nn.Module, record: bool) -> None:
         self.model, self.record = model, record
+        self.sizes: dict[str, float] = {}
+        """Mean |output|."""
         self.outputs: dict[str, Tensor] = {}
+        """First eighth of the output's rows."""
         self._output: Tensor | None = None
         self._last: Tensor | None = None
 
@@ -245,15 +331,17 @@ class _Seen:
         def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
             tensor = _first_tensor(output)
             if tensor is not None:
-                self._last = tensor.detach()
+                self._last = tensor.detach() if self.record else tensor
                 if self.record:
-                    self.outputs[name] = tensor.detach()
+                    self.sizes[name] = float(self._last.abs().mean())
+                    # A copy, so that whole activations are not kept over the steps.
+                    self.outputs[name] = self._last[: -(-len(self._last) // 8)].clone() if self._last.dim() else self._last
 
         return hook
 
     def _root(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
         tensor = _first_tensor(output)
-        self._output = None if tensor is None else tensor.detach()
+        self._output = tensor.detach() if self.record and tensor is not None else tensor
 
 
 class _AttentionLogits(TorchFunctionMode):
@@ -291,6 +379,7 @@ class _AttentionLogits(TorchFunctionMode):
 
     def _note(self, query: Tensor, key: Tensor, scale: float | None) -> None:
         head_dim = query.shape[-1]
+        query, key = query.detach(), key.detach()
         keys = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1) if query.dim() == 4 else key
         factor = 1.0 / math.sqrt(head_dim) if scale is None else scale
         name = self._stack[-1] if self._stack else ""
@@ -298,13 +387,21 @@ class _AttentionLogits(TorchFunctionMode):
         self._head_dims.setdefault(name, {})[self._width] = head_dim
 
 
-def _quarter(batch: Any) -> Any:
-    """The first quarter of a batch of tensors that share their first dimension, or None where that is not what it is."""
+def _seed(seed: int) -> None:
+    """torch.manual_seed, without the work that it does for devices that are not there."""
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
+
+
+def _eighth(batch: Any) -> Any:
+    """The first eighth of a batch of tensors that share their first dimension, or None where that is not what it is."""
     values = list(batch.values()) if isinstance(batch, dict) else list(batch) if isinstance(batch, (tuple, list)) else [batch]
     if not values or not all(isinstance(value, Tensor) and value.dim() for value in values):
         return None
     lengths = {len(value) for value in values}
-    count = min(lengths) // 4
+    count = min(lengths) // 8
     if len(lengths) > 1 or values[0][:count].numel() < MIN_ENTRIES:
         return None
     if isinstance(batch, dict):
@@ -320,15 +417,19 @@ def _first_tensor(value: Any) -> Tensor | None:
     return next((found for item in values if (found := _first_tensor(item)) is not None), None)
 
 
+def _norm(tensor: Tensor) -> float:
+    """Root of the sum of squares, in float32 at least."""
+    return float(torch.linalg.vector_norm(tensor.detach(), dtype=torch.promote_types(tensor.dtype, torch.float32)))
+
+
 def _rms(tensor: Tensor) -> float:
-    return float(tensor.detach().double().square().mean().sqrt())
+    return _norm(tensor) / math.sqrt(tensor.numel())
 
 
 def _rms_of_nonzero(tensor: Tensor) -> float:
     """RMS over the entries that are not zero: an embedding's untouched rows say nothing."""
-    moved = tensor.detach().double()
-    count = int((moved != 0).sum())
-    return math.sqrt(float(moved.square().sum()) / count) if count else 0.0
+    count = int(torch.count_nonzero(tensor.detach()))
+    return _norm(tensor) / math.sqrt(count) if count else 0.0
 
 
 def _spectral(matrix: Tensor) -> float:
