@@ -66,10 +66,7 @@ def _tensor_rule(spec: TensorSpec, base: TensorSpec, row: Row, optimizer: Optimi
     ratios = _ratios(spec, base, run)
     multiplier = base_multiplier(run.parametrization, spec.role)
     init_std, init_formula = _init_std(spec, base, row, ratios, run)
-    mover = moved_by(optimizer.kind, spec.role)
-    peak, lr, lr_formula = _lr(spec, base, row, optimizer, ratios)
-    decay, decay_formula = _decay(row, spec.role, optimizer, (peak, lr), ratios)
-    eps, eps_formula = _eps(row, optimizer, mover, ratios)
+    settings = optimizer_rule(spec, base, row, optimizer, ratios)
     return TensorRule(
         name=spec.name,
         role=spec.role,
@@ -78,18 +75,12 @@ def _tensor_rule(spec: TensorSpec, base: TensorSpec, row: Row, optimizer: Optimi
         fan_out=spec.fan_out,
         multiplier=multiplier * value(row.multiplier, ratios),
         init_std=init_std,
-        lr=lr,
-        weight_decay=decay,
-        eps=eps,
+        lr=settings.lr,
+        weight_decay=settings.weight_decay,
+        eps=settings.eps,
         source=row.source,
-        formulas={
-            "multiplier": formula(f"{multiplier:g}", row.multiplier),
-            "init_std": init_formula,
-            "lr": lr_formula,
-            "weight_decay": decay_formula,
-            "eps": eps_formula,
-        },
-        optimizer=mover,
+        formulas={"multiplier": formula(f"{multiplier:g}", row.multiplier), "init_std": init_formula} | settings.formulas,
+        optimizer=settings.optimizer,
     )
 
 
@@ -110,9 +101,9 @@ def _ratios(spec: TensorSpec, base: TensorSpec, run: RunConfig) -> dict[Ratio, f
     }
 
 
-def moved_by(kind: OptimizerKind, role: Role) -> OptimizerKind:
-    """Muon orthogonalizes the updates of hidden matrices; embedding, readout and vectors stay with AdamW (torch.optim.Muon)."""
-    return "adamw" if kind == "muon" and role != "hidden" else kind
+def moved_by(kind: OptimizerKind, spec: TensorSpec) -> OptimizerKind:
+    """Muon orthogonalizes the updates of hidden matrices; all else, convolutions included, stays with AdamW (torch.optim.Muon)."""
+    return "adamw" if kind == "muon" and (spec.role != "hidden" or len(spec.shape) != 2) else kind
 
 
 def muon_adjustment(fan_out: int, fan_in: int) -> float:
@@ -120,11 +111,33 @@ def muon_adjustment(fan_out: int, fan_in: int) -> float:
     return math.sqrt(max(1.0, fan_out / fan_in))
 
 
+@dataclass(frozen=True)
+class OptimizerRule:
+    """What the optimizer gets for one tensor, and how it came about."""
+
+    optimizer: OptimizerKind
+    lr: float
+    weight_decay: float
+    eps: float
+    formulas: dict[str, str]
+
+
+def optimizer_rule(
+    spec: TensorSpec, base: TensorSpec, row: Row, optimizer: OptimizerConfig, ratios: Mapping[Ratio, float]
+) -> OptimizerRule:
+    """LR, weight decay and eps of a tensor under `row`; `optimizer` holds the values at the base shape."""
+    mover = moved_by(optimizer.kind, spec)
+    peak, lr, lr_formula = _lr(spec, base, row, optimizer, ratios)
+    decay, decay_formula = _decay(spec, row, optimizer, (peak, lr), ratios)
+    eps, eps_formula = _eps(row, optimizer, mover, ratios)
+    return OptimizerRule(mover, lr, decay, eps, {"lr": lr_formula, "weight_decay": decay_formula, "eps": eps_formula})
+
+
 def _lr(
     spec: TensorSpec, base: TensorSpec, row: Row, optimizer: OptimizerConfig, ratios: Mapping[Ratio, float]
 ) -> tuple[float, float, str]:
     """The class's LR at the base shape, the tensor's own, and its formula."""
-    mover = moved_by(optimizer.kind, spec.role)
+    mover = moved_by(optimizer.kind, spec)
     powers = row.lr_under(mover)
     assert powers is not None, "RunConfig refuses what has no rule"
     group = "gain" if spec.role in GAINS else spec.role
@@ -143,15 +156,15 @@ def _lr(
 
 
 def _decay(
-    row: Row, role: Role, optimizer: OptimizerConfig, lrs: tuple[float, float], ratios: Mapping[Ratio, float]
+    spec: TensorSpec, row: Row, optimizer: OptimizerConfig, lrs: tuple[float, float], ratios: Mapping[Ratio, float]
 ) -> tuple[float, str]:
     """The optimizer's weight_decay of a tensor, and its formula. lrs: at the base shape, and the tensor's."""
     base, rule, (peak, lr) = optimizer.weight_decay, optimizer.weight_decay_rule, lrs
-    if not row.decays or (rule == "sqrt" and role != "hidden"):
+    if not row.decays or (rule == "sqrt" and spec.role != "hidden"):
         return 0.0, "0"
     if rule == "independent":
         return base / lr, "weight_decay / lr of the tensor"
-    if rule == "constant" and moved_by(optimizer.kind, role) in ("sgd", "muon"):
+    if rule == "constant" and moved_by(optimizer.kind, spec) in ("sgd", "muon"):
         return base * peak / lr, "weight_decay * base lr / lr"
     constant = row.gradient_decay if optimizer.kind == "adam" else row.weight_decay
     rules: dict[str, Powers] = {"constant": constant, "unscaled": ONE, "sqrt": {"m_in": 0.5}}
@@ -310,6 +323,6 @@ def _layer_free(name: str) -> str:
 
 
 __all__ = [
-    "DECAY_RULES", "HORIZON_SOURCE", "ForwardRules", "TensorRule", "at_horizon", "carried", "forward_rules", "horizon_betas", "moved_by",
+    "DECAY_RULES", "HORIZON_SOURCE", "ForwardRules", "TensorRule", "at_horizon", "carried", "forward_rules", "horizon_betas",
     "muon_adjustment", "tensor_rules",
 ]  # fmt: skip

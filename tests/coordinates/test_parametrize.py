@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from analysis.coordinates import judge
 from scaling.coordinates import measure
 from scaling.errors import ConfigError
+from scaling.lion import Lion
+from scaling.optimizer import Optimizers
 from scaling.parametrize import parametrize
 
 BASE, WIDTHS = 32, (32, 64, 128, 256)
@@ -80,17 +82,21 @@ class Own:
     def build(self, width: int) -> nn.Module:
         return self.model(width)
 
-    def optimizer(self, model: nn.Module, _width: int) -> torch.optim.Optimizer:
-        groups = parametrize(
+    def optimizer(self, model: nn.Module, _width: int) -> Any:
+        mup = parametrize(
             model,
             base=self.model(BASE),
-            lr=0.1 if self.kind == "sgd" else 2.0**-7,
-            weight_decay=0.1,
+            delta=self.model(2 * BASE),
+            lr={"sgd": 0.1, "muon": 0.02}.get(self.kind, 2.0**-7),
+            weight_decay=0.1 if self.kind != "adam" else 0.0,
             eps=1e-12,
             optimizer=self.kind,
             **self.options,
-        ).groups
-        return torch.optim.SGD(groups) if self.kind == "sgd" else torch.optim.AdamW(groups)
+        )
+        if self.kind == "muon":
+            return Optimizers([torch.optim.Muon(mup.groups_of("muon")), torch.optim.AdamW(mup.groups_of("adamw"))])
+        kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "lion": Lion, "adamw": torch.optim.AdamW}
+        return kinds[self.kind](mup.groups)
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         return self.data(torch.Generator().manual_seed(99 + step))
@@ -115,6 +121,9 @@ POSITION = {"roles": {"position": "input"}}
 MODELS = {
     "mlp": Own(Mlp, vectors, {}),
     "mlp, sgd": Own(Mlp, vectors, {}, "sgd"),
+    "mlp, adam": Own(Mlp, vectors, {}, "adam"),
+    "mlp, lion": Own(Mlp, vectors, {}, "lion"),
+    "mlp, muon": Own(Mlp, vectors, {}, "muon"),
     "convnet": Own(ConvNet, pictures, {}),
     "language model": Own(lambda width: Lm(width, tied=False), tokens, POSITION),
     "language model, tied": Own(Lm, tokens, POSITION),
@@ -208,17 +217,25 @@ def test_a_tied_readout_keeps_its_multiplier_through_a_copy() -> None:
     assert torch.equal(copied(ids), model(ids))
 
 
+class MupMlp(nn.Module):
+    """The same network of the mup package's layers."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.second, self.out = nn.Linear(16, width), nn.Linear(width, width), mup.MuReadout(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+
+def with_mup_shapes(width: int) -> nn.Module:
+    model = MupMlp(width)
+    mup.set_base_shapes(model, MupMlp(BASE), delta=MupMlp(2 * BASE))
+    return model
+
+
 def test_it_trains_as_the_mup_package_does() -> None:
     """The same function, weights and data in fp64 with eps out of the way: losses agree to rounding over ten steps."""
-
-    class MupMlp(nn.Module):
-        def __init__(self, width: int) -> None:
-            super().__init__()
-            self.first, self.second, self.out = nn.Linear(16, width), nn.Linear(width, width), mup.MuReadout(width, 10)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.out(torch.tanh(self.second(torch.tanh(self.first(x)))))
-
     inputs, labels = (item.double() if item.is_floating_point() else item for item in vectors(torch.Generator().manual_seed(0)))
     torch.manual_seed(0)
     theirs, ours = MupMlp(128).double(), Mlp(128).double()
@@ -241,6 +258,94 @@ def test_it_trains_as_the_mup_package_does() -> None:
             optimizer.step()
             pair.append(loss.item())
         assert pair[0] == pytest.approx(pair[1], rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "sgd"])
+def test_a_model_of_mups_layers_gets_the_packages_own_groups(kind: str) -> None:
+    torch.manual_seed(0)
+    model = with_mup_shapes(128)
+    before = copy.deepcopy(model.state_dict())
+    result = parametrize(model, lr=0.01, optimizer=kind)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    theirs = {"adamw": mup.MuAdamW, "sgd": mup.MuSGD}[kind](model.parameters(), lr=0.01)
+    expected = {names[tensor]: group["lr"] for group in theirs.param_groups for tensor in group["params"]}
+    assert {item.name: item.lr for item in result.tensors} == pytest.approx(expected)
+    assert next(item for item in result.tensors if item.name == "out.weight").multiplier == 0.25
+
+
+def test_a_model_of_mups_layers_passes_the_coordinate_check() -> None:
+    class Theirs(Own):
+        def optimizer(self, model: nn.Module, _width: int) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(parametrize(model, lr=2.0**-7, eps=1e-12).groups)
+
+    assert judge(measure(Theirs(with_mup_shapes, vectors, {}), WIDTHS, seeds=2)).verdict == "pass"
+
+
+def test_mups_layers_are_not_scaled_twice() -> None:
+    with pytest.raises(ConfigError, match=r"leave `base` out, or make it nn\.Linear"):
+        parametrize(with_mup_shapes(128), base=MupMlp(BASE), lr=0.01)
+    with pytest.raises(ConfigError, match="has no base shape, and no `base` was given"):
+        parametrize(Mlp(128), lr=0.01)
+
+    class Plain(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.first, self.out = nn.Linear(16, width), nn.Linear(width, 10)
+
+    plain = Plain(128)
+    mup.set_base_shapes(plain, Plain(BASE), delta=Plain(2 * BASE), do_assert=False)
+    with pytest.raises(ConfigError, match=r"make it a mup\.MuReadout"):
+        parametrize(plain, lr=0.01)
+
+
+def test_a_base_shapes_file_says_the_same_as_a_base_model(tmp_path: Path) -> None:
+    """torch's own init is what a file's user has, as the mup package takes it: values, groups and losses are those of the base model."""
+    file = tmp_path / "mlp.bsh"
+    mup.make_base_shapes(Mlp(BASE), Mlp(2 * BASE), savefile=str(file))
+    torch.manual_seed(0)
+    first = Mlp(128)
+    second = copy.deepcopy(first)
+    by_model, by_file = parametrize(first, base=Mlp(BASE), lr=0.01), parametrize(second, base=file, lr=0.01)
+    for one, other in zip(by_model.tensors, by_file.tensors, strict=True):
+        assert (one.name, one.role, one.m_in, one.m_out, one.lr) == (other.name, other.role, other.m_in, other.m_out, other.lr)
+        assert one.rescaled == pytest.approx(other.rescaled), one.name
+    for name, tensor in first.state_dict().items():
+        torch.testing.assert_close(tensor, second.state_dict()[name])
+
+
+def test_a_file_that_is_not_one_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "mlp.bsh"
+    with pytest.raises(ConfigError, match="cannot be read"):
+        parametrize(Mlp(64), base=file, lr=0.01)
+    for text in ("[1, 2]", "layers: 3", "a: [x]"):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match="is no base-shapes file"):
+            parametrize(Mlp(64), base=file, lr=0.01)
+    file.write_text("layers.0.weight: [32]")
+    with pytest.raises(ConfigError, match="is in the model and not in"):
+        parametrize(Mlp(64), base=file, lr=0.01)
+
+
+def test_muon_takes_the_hidden_matrices_of_a_users_model() -> None:
+    result = parametrize(ConvNet(64), base=ConvNet(BASE), lr=0.02, optimizer="muon", adamw_lr_factor=0.1)
+    muon, adamw = result.groups_of("muon"), result.groups_of("adamw")
+    assert [name for group in muon for name in group["names"]] == ["head.0.weight"]
+    assert len(muon) + len(adamw) == len(result.groups)
+    torch.optim.Muon(muon, adjust_lr_fn="original")
+    torch.optim.AdamW(adamw)
+    assert [item.lr for item in result.tensors if item.role == "input"] == pytest.approx([0.002, 0.002])
+
+
+def test_a_scheduler_that_flattens_the_groups_is_refused() -> None:
+    result = parametrize(Mlp(128), base=Mlp(BASE), lr=0.01)
+    optimizer = torch.optim.AdamW(result.groups)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _step: 0.5)
+    result.check(optimizer)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.01
+    with pytest.raises(ConfigError, match="multiplies each group's own learning rate"):
+        result.check(optimizer)
 
 
 def test_what_cannot_be_classified_is_named_with_its_cure() -> None:
@@ -273,6 +378,21 @@ def test_at_the_base_width_nothing_changes() -> None:
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert {(item.lr, item.eps) for item in result.tensors} == {(0.01, 1e-8)}
     assert len(result.groups) == 1
+
+
+def test_decay_at_the_base_width_is_the_one_that_was_asked_for() -> None:
+    """Nothing is seen to grow there; matrices decay and vectors do not, as at every other width."""
+    for options in ({}, {"delta": Mlp(2 * BASE)}):
+        result = parametrize(Mlp(BASE), base=Mlp(BASE), lr=0.01, weight_decay=0.1, **options)
+        assert {item.weight_decay for item in result.tensors if len(item.shape) == 2} == {0.1}
+        assert {item.weight_decay for item in result.tensors if len(item.shape) < 2} == {0.0}
+
+
+def test_muon_at_the_base_width_needs_a_second_width_to_see_what_is_hidden() -> None:
+    with pytest.raises(ConfigError, match="give delta="):
+        parametrize(Mlp(BASE), base=Mlp(BASE), lr=0.02, optimizer="muon")
+    result = parametrize(Mlp(BASE), base=Mlp(BASE), delta=Mlp(2 * BASE), lr=0.02, optimizer="muon")
+    assert [group["names"] for group in result.groups_of("muon")] == [["layers.2.weight"]]
 
 
 def test_a_sharded_model_trains_the_same(tmp_path: Path) -> None:

@@ -57,9 +57,12 @@ class Killed(Exception):
     """Stands for a kill in the middle of a run."""
 
 
-@pytest.mark.parametrize("kill_at", [4, 7, 11])
-def test_resume_from_a_checkpoint_repeats_the_uninterrupted_run_bit_by_bit(tmp_path: Path, kill_at: int) -> None:
-    run = every_step(tiny_run(optimizer=OptimizerConfig(lr=0.01, weight_decay=0.1)), checkpoint=3)
+@pytest.mark.parametrize(
+    ("kill_at", "kind"), [(4, "adamw"), (7, "adamw"), (11, "adamw"), (7, "adam"), (7, "sgd"), (7, "lion"), (7, "muon")]
+)
+def test_resume_from_a_checkpoint_repeats_the_uninterrupted_run_bit_by_bit(tmp_path: Path, kill_at: int, kind: str) -> None:
+    optimizer = OptimizerConfig.model_validate({"kind": kind, "lr": 0.01, "weight_decay": 0.1})
+    run = every_step(tiny_run(optimizer=optimizer), checkpoint=3)
     corpus = corpus_of(run)
     whole = train_run(run, tmp_path / "whole", corpus)
 
