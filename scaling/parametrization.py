@@ -79,9 +79,21 @@ def _tensor_rule(spec: TensorSpec, base: TensorSpec, row: Row, optimizer: Optimi
         weight_decay=settings.weight_decay,
         eps=settings.eps,
         source=row.source,
-        formulas={"multiplier": formula(f"{multiplier:g}", row.multiplier), "init_std": init_formula} | settings.formulas,
+        formulas={"multiplier": formula(f"{multiplier:g}", row.multiplier), "init_std": init_formula}
+        | {name: _with_steps(name, words, run) for name, words in settings.formulas.items()},
         optimizer=settings.optimizer,
     )
+
+
+def _with_steps(name: str, words: str, run: RunConfig) -> str:
+    """The formula with the factor that the number of steps puts on the base value, where it puts one."""
+    power = run.optimizer.horizon_exponent
+    if run.base.steps is None or not power or not words.startswith(name):
+        return words
+    if name == "weight_decay" and run.optimizer.weight_decay_rule == "independent":
+        power *= 2
+    sign = "" if name == "eps" else "-"
+    return f"{name} * S^{sign}{power:g}{words.removeprefix(name)}"
 
 
 def _ratios(spec: TensorSpec, base: TensorSpec, run: RunConfig) -> dict[Ratio, float]:

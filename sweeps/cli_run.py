@@ -155,11 +155,27 @@ def _explain_text(run: RunConfig, pairs: Sequence[tuple[TensorRule, TensorRule]]
     branches = document["branch_multipliers"]
     head += f"query . key x {document['attention_scale']:.4g}, branches x {branches['attention']:.4g} and {branches['mlp']:.4g}"
     head += "" if run.base.steps is None else f"; {run.base.steps} -> {run.training.steps} steps"
-    sources = "\n".join(dict.fromkeys(f"  {rule.role}: {rule.source}" for rule, _ in pairs))
+    formulas = _formulas([rule for rule, _ in pairs])
     decay = f"  weight decay, {run.optimizer.weight_decay_rule}: {document['weight_decay_rule']}"
     method = f"{document['optimizer']}, betas {document['betas'][0]:.4g} and {document['betas'][1]:.4g}"
     method += "" if run.base.steps is None else f"; number of steps: {HORIZON_SOURCE}"
-    return f"{head}\n{method}\n\n{render(table, 220)}\n\nsources\n{sources}\n{decay}"
+    return f"{head}\n{method}\n\n{render(table, 220)}\n\n{formulas}\n{decay}"
+
+
+def _formulas(rules: Sequence[TensorRule]) -> str:
+    """Each distinct set of formulas with its source and the tensors that it stands for; layers are not told apart."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    letters = {"multiplier": "A", "init_std": "B", "lr": "C", "weight_decay": "wd", "eps": "E"}
+    for rule in rules:
+        words = ", ".join(f"{letter} = {rule.formulas[name]}" for name, letter in letters.items())
+        names = groups.setdefault((rule.role, words, rule.source), [])
+        name = ".".join("*" if part.isdigit() else part for part in rule.name.split("."))
+        if name not in names:
+            names.append(name)
+    lines = ["formulas (ratios target / base: m_in and m_out of a tensor's fans, m_N of width, m_L of depth, S of steps) and sources"]
+    for (role, words, source), names in groups.items():
+        lines += [f"  {role}: {', '.join(names)}", f"    {words}", f"    {source}"]
+    return "\n".join(lines)
 
 
 def _change(before: float, now: float) -> str:
