@@ -1,4 +1,4 @@
-"""The coordinate check's picture: each statistic against width beside the slope it should have, culprits in colour."""
+"""The coordinate check's picture: each statistic against width (or depth) beside the slope it should have, culprits in colour."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.coordinates import CoordinateVerdict
+from analysis.coordinate_verdict import Axis, CoordinateVerdict
 from analysis.palette import GREY
 from analysis.results import number
 from analysis.shapes import Array
@@ -48,6 +48,7 @@ class PanelInfo:
     statistic: str
     lines: tuple[Line, ...]
     expected: tuple[float, ...]
+    axis: Axis = "width"
 
 
 def panel_info(measurement: Measurement, verdict: CoordinateVerdict, statistic: str) -> PanelInfo:
@@ -63,8 +64,11 @@ def panel_info(measurement: Measurement, verdict: CoordinateVerdict, statistic: 
         values = np.array([np.mean(by_width[width]) for width in widths])
         if len(widths) > 1 and (values > 0).all():
             lines.append(Line(name or "output", widths, values / values[0], name in named))
-    slopes = {round(item.expected[statistic], 2) + 0.0 for item in verdict.tensors if statistic in item.expected}
-    return PanelInfo(statistic, tuple(lines), tuple(sorted(slope for slope in slopes if np.isfinite(slope))))
+    # With depth what is right follows what is measured: a line for each quarter of a power is enough.
+    unit = 0.01 if verdict.axis == "width" else 0.25
+    expected = [item.expected[statistic] for item in verdict.tensors if np.isfinite(item.expected.get(statistic, np.nan))]
+    slopes = {round(round(slope / unit) * unit, 2) + 0.0 for slope in expected}
+    return PanelInfo(statistic, tuple(lines), tuple(sorted(slopes)), verdict.axis)
 
 
 _RELATED: Mapping[str, Sequence[str]] = {"update": ("eps",), "sensitivity": ("multiplier",)}
@@ -86,11 +90,11 @@ def draw_panel(ax: Axes, info: PanelInfo, colours: Mapping[str, int]) -> Axes:
             f"slope {number(slope)}", (widths[-1], (widths[-1] / widths[0]) ** slope), xytext=(4, 0), textcoords="offset points",
             fontsize="x-small", va="center", annotation_clip=False,
         )  # fmt: skip
-    _finish(ax, PANELS[info.statistic], widths)
+    _finish(ax, PANELS[info.statistic], widths, info.axis)
     return ax
 
 
-def _finish(ax: Axes, title: str, widths: Array) -> None:
+def _finish(ax: Axes, title: str, widths: Array, axis: Axis) -> None:
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     ax.set_xscale("log", base=2)
@@ -100,8 +104,8 @@ def _finish(ax: Axes, title: str, widths: Array) -> None:
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
     low, high = ax.get_ylim()
     ax.set_ylim(min(low, 0.4), max(high, 2.5))
-    ax.set_xlabel("width")
-    ax.set_ylabel("relative to the smallest width")
+    ax.set_xlabel(axis)
+    ax.set_ylabel(f"relative to the smallest {axis}")
     ax.set_title(title, loc="left", fontsize="medium")
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(True, color="#dddddd", linewidth=0.6)

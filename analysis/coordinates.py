@@ -19,22 +19,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
 
-import numpy as np
-
-from analysis.results import Interval, fixed, interval_text, json_safe, text_table
+from analysis.coordinate_verdict import CoordinateVerdict, Culprit, Slope, Table, TensorReport, Verdict
+from analysis.results import interval_text
 from scaling.coordinate_rows import Measurement, TensorFacts
 
-Verdict = Literal["pass", "warn", "fail", "inconclusive"]
 TIGHT = 0.25
 """Halfway to the smallest step that theory allows, 1/2, for matrices."""
 LOOSE = 0.45
 """The same for vectors, of whose few entries some hardly move."""
-PRIOR_SEEDS = 4
-SPREAD = 0.02
-"""Standard deviation of a slope that paired seeds may hide."""
 EPS_SHARE = 0.1
 """Adam's eps above this share of the gradient's RMS slows the update."""
 LINEAR = 1e-3
@@ -42,200 +35,9 @@ LINEAR = 1e-3
 MIN_SPAN = 4.0
 
 
-@dataclass(frozen=True)
-class Slope:
-    """A slope against log2(width), 90 % interval over seeds."""
-
-    value: float
-    interval: Interval
-
-    def off(self, expected: float) -> float:
-        return self.value - expected
-
-    @property
-    def half_width(self) -> float:
-        return 0.5 * (self.interval[1] - self.interval[0])
-
-
-NO_SLOPE = Slope(math.nan, (math.nan, math.nan))
-
-
-@dataclass(frozen=True)
-class Culprit:
-    """A tensor (or the module that computes attention) that is wrong, and the number that shows it."""
-
-    tensor: str
-    statistic: str
-    slope: Slope
-    expected: float
-    message: str
-    level: Literal["fail", "warn"] = "fail"
-
-
-@dataclass(frozen=True)
-class TensorReport:
-    """One tensor's slopes beside what they should be."""
-
-    name: str
-    shape: tuple[int, ...]
-    """At the largest width."""
-    growing: int
-    init: Slope
-    update: Slope
-    sensitivity: Slope
-    effect: Slope
-    expected: Mapping[str, float]
-    """Of init, update and sensitivity; the sensitivity with what the readout explains."""
-
-
-@dataclass(frozen=True)
-class CoordinateVerdict:
-    """The outcome of a coordinate check. It is necessary for transfer, not sufficient."""
-
-    verdict: Verdict
-    culprits: tuple[Culprit, ...]
-    tensors: tuple[TensorReport, ...]
-    output: Slope
-    """RMS of the model's output before the first step."""
-    modules: Mapping[str, tuple[Slope, Slope]]
-    """Module -> slopes of mean |activation| at the start and of its change; for reading, not judged."""
-    widths: tuple[int, ...]
-    notes: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-safe, with the keys of the contract: verdict, culprits, rows."""
-        culprits = [
-            {
-                "tensor": item.tensor,
-                "statistic": item.statistic,
-                "slope": item.slope.value,
-                "interval": item.slope.interval,
-                "expected": item.expected,
-                "level": item.level,
-                "message": item.message,
-            }
-            for item in self.culprits
-        ]
-        rows = [
-            {"tensor": item.name, "statistic": name, "slope": slope.value, "interval": slope.interval}
-            | {"expected": item.expected.get(name), "growing": item.growing, "shape": item.shape}
-            for item in self.tensors
-            for name, slope in _slopes(item).items()
-        ]
-        document = {
-            "verdict": self.verdict,
-            "culprits": culprits,
-            "rows": rows,
-            "output": {"slope": self.output.value, "interval": self.output.interval},
-            "widths": self.widths,
-            "notes": self.notes,
-        }
-        return dict(json_safe(document))
-
-    def __str__(self) -> str:
-        wrong = len({item.tensor for item in self.culprits if item.level == "fail"})
-        head = {
-            "pass": "pass: every tensor's init, update and effect scale with width as maximal update demands",
-            "warn": "warn: it can train as it is, and does not do what transfer needs in all details",
-            "fail": f"fail: {wrong} tensor{'s are' if wrong != 1 else ' is'} wrong",
-            "inconclusive": "inconclusive",
-        }[self.verdict]
-        lines = [f"{head} (widths {', '.join(map(str, self.widths))})"]
-        lines += [f"  {item.tensor}: {item.message}" for item in self.culprits]
-        with_effects = any(math.isfinite(item.effect.value) for item in self.tensors)
-        header = [
-            "tensor",
-            "shape",
-            "grow",
-            "init",
-            "right",
-            "update",
-            "right",
-            "sensitivity",
-            "right",
-            *(["effect"] if with_effects else []),
-        ]
-        rows = []
-        for item in self.tensors:
-            pairs = [(item.init, "init"), (item.update, "update"), (item.sensitivity, "sensitivity")]
-            cells = [text for slope, name in pairs for text in (_cell(slope.value), _cell(item.expected.get(name, math.nan)))]
-            effect = [_cell(item.effect.value)] if with_effects else []
-            rows.append([item.name, "x".join(map(str, item.shape)), str(item.growing), *cells, *effect])
-        lines += ["", "slopes against log2(width)", text_table(header, rows), f"output at the start: {_cell(self.output.value)}"]
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
-
-
-def _cell(value: float) -> str:
-    return fixed(value, 2) if math.isfinite(value) else "-"
-
-
-def _slopes(item: TensorReport) -> dict[str, Slope]:
-    return {"init": item.init, "update": item.update, "sensitivity": item.sensitivity, "effect": item.effect}
-
-
-class _Table:
-    """The rows by (kind, name, statistic): {seed: {width: value}}."""
-
-    def __init__(self, measurement: Measurement) -> None:
-        self._values: dict[tuple[str, str, str], dict[int, dict[int, float]]] = {}
-        self._typical: dict[tuple[str, str], float] = {}
-        for row in measurement.rows:
-            self._values.setdefault((row.kind, row.name, row.statistic), {}).setdefault(row.seed, {})[row.width] = row.value
-
-    def slope(self, kind: str, name: str, statistic: str) -> Slope:
-        """NO_SLOPE where a value is absent or 0 at some width.
-
-        Two or three seeds say little of their own spread: it is drawn towards that of the same statistic in all tensors, which
-        counts as `PRIOR_SEEDS` more (a moderated variance, Smyth 2004).
-        """
-        slopes = self._slopes(kind, name, statistic)
-        if not slopes or any(math.isnan(value) for value in slopes):
-            return NO_SLOPE
-        from scipy.special import stdtrit
-
-        own = (len(slopes) - 1) * float(np.var(slopes, ddof=1)) if len(slopes) > 1 else 0.0
-        degrees = len(slopes) - 1 + PRIOR_SEEDS
-        variance = (own + PRIOR_SEEDS * self._typical_variance(kind, statistic)) / degrees
-        half = float(stdtrit(degrees, 0.95)) * math.hypot(math.sqrt(variance / len(slopes)), SPREAD)
-        mean = float(np.mean(slopes))
-        return Slope(mean, (mean - half, mean + half))
-
-    def _slopes(self, kind: str, name: str, statistic: str) -> list[float]:
-        return [_ols(values) for values in self._values.get((kind, name, statistic), {}).values()]
-
-    def _typical_variance(self, kind: str, statistic: str) -> float:
-        """Median over the tensors of the variance over seeds."""
-        known = self._typical.get((kind, statistic))
-        if known is None:
-            every = [self._slopes(kind, name, statistic) for name in self.names(kind, statistic)]
-            variances = [float(np.var(slopes, ddof=1)) for slopes in every if len(slopes) > 1 and not np.isnan(slopes).any()]
-            known = self._typical[kind, statistic] = float(np.median(variances)) if variances else 0.05**2
-        return known
-
-    def at(self, kind: str, name: str, statistic: str, width: int) -> float:
-        values = [by_width.get(width, math.nan) for by_width in self._values.get((kind, name, statistic), {}).values()]
-        return float(np.mean(values)) if values else math.nan
-
-    def once(self, kind: str, name: str, statistic: str) -> float:
-        """What was measured at one width and seed only."""
-        return next((value for row in self._values.get((kind, name, statistic), {}).values() for value in row.values()), math.nan)
-
-    def names(self, kind: str, statistic: str) -> list[str]:
-        return [name for known, name, known_statistic in self._values if (known, known_statistic) == (kind, statistic)]
-
-
-def _ols(values: Mapping[int, float]) -> float:
-    if len(values) < 2 or any(not value > 0 or not math.isfinite(value) for value in values.values()):
-        return math.nan
-    # Of a handful of points; numpy would take ten times as long for each of hundreds of slopes.
-    x, y = [math.log2(width) for width in values], [math.log2(value) for value in values.values()]
-    middle = sum(x) / len(x)
-    return sum((a - middle) * b for a, b in zip(x, y, strict=True)) / sum((a - middle) ** 2 for a in x)
-
-
 def judge(measurement: Measurement) -> CoordinateVerdict:
     """Judge a measurement over at least three widths that span at least a factor of four."""
-    table = _Table(measurement)
+    table = Table(measurement)
     widths = tuple(sorted({row.width for row in measurement.rows}))
     facts = measurement.tensors
     order = {name: place for place, name in enumerate(table.names("module", "activation"))}
@@ -264,7 +66,7 @@ def judge(measurement: Measurement) -> CoordinateVerdict:
     )
 
 
-def _readout(table: _Table, facts: Sequence[TensorFacts], order: Mapping[str, int]) -> str | None:
+def _readout(table: Table, facts: Sequence[TensorFacts], order: Mapping[str, int]) -> str | None:
     """The matrix with one growing dimension in which the output is linear, else the one whose module comes last.
 
     What it does wrong shows in all others.
@@ -277,7 +79,7 @@ def _readout(table: _Table, facts: Sequence[TensorFacts], order: Mapping[str, in
     return max(candidates, key=lambda name: place[name]) if candidates else None
 
 
-def _readout_shift(table: _Table, name: str | None) -> float:
+def _readout_shift(table: Table, name: str | None) -> float:
     """By how much the readout moves the sensitivity of every tensor below it: its own gain is -1/2 when it is right."""
     if name is None:
         return 0.0
@@ -287,7 +89,7 @@ def _readout_shift(table: _Table, name: str | None) -> float:
     return shift if math.isfinite(shift) else 0.0
 
 
-def _report(table: _Table, item: TensorFacts, shift: float, width: int) -> TensorReport:
+def _report(table: Table, item: TensorFacts, shift: float, width: int) -> TensorReport:
     growing = item.growing
     expected = {
         "init": -0.5 if growing == 2 else 0.0,
@@ -299,7 +101,7 @@ def _report(table: _Table, item: TensorFacts, shift: float, width: int) -> Tenso
 
 
 def _judge_tensor(
-    table: _Table, item: TensorFacts, report: TensorReport, is_readout: bool, width: int, heads: Mapping[str, float]
+    table: Table, item: TensorFacts, report: TensorReport, is_readout: bool, width: int, heads: Mapping[str, float]
 ) -> tuple[list[Culprit], list[str]]:
     """The tensor's culprits, and what could not be decided."""
     vector = len(report.shape) < 2 or report.growing == 0
@@ -323,16 +125,19 @@ def _judge_tensor(
     if wrong_init:
         found.append(_culprit(report, "init", report.init, report.expected["init"] - shift, init))
     if wrong_update:
-        eps = _eps_share(table, item, width)
+        eps = eps_share(table, item, width)
         statistic = "eps" if update < 0 and eps > EPS_SHARE else "update"
         found.append(_culprit(report, statistic, report.update, report.expected["update"] - shift, update, eps))
     decay = _decay(table, item, report)
-    doubtful = [
-        f"{item.name}: {name} {interval_text(slope.interval)}"
-        for name, slope in (("init", report.init), ("update", report.update))
-        if slope.half_width > tolerance
+    return found + decay, undecided_slopes(report, ("init", "update"), tolerance)
+
+
+def undecided_slopes(report: TensorReport, statistics: Sequence[str], tolerance: float) -> list[str]:
+    """Those of the tensor's statistics whose interval is too wide to judge, in words."""
+    slopes = {name: getattr(report, name) for name in statistics}
+    return [
+        f"{report.name}: {name} {interval_text(slope.interval)}" for name, slope in slopes.items() if slope.half_width > tolerance
     ]
-    return found + decay, doubtful
 
 
 def _culprit(report: TensorReport, statistic: str, slope: Slope, expected: float, off: float, eps: float = 0.0) -> Culprit:
@@ -357,20 +162,21 @@ def _culprit(report: TensorReport, statistic: str, slope: Slope, expected: float
     return Culprit(report.name, statistic, slope, expected, words[statistic])
 
 
-def _explained_by_gradient(table: _Table, item: TensorFacts, report: TensorReport) -> bool:
+def _explained_by_gradient(table: Table, item: TensorFacts, report: TensorReport) -> bool:
     """SGD's update follows the gradient, which a fault elsewhere changes; the LR itself then scales as it should."""
     lr = table.slope("tensor", item.name, "lr").value
     return item.optimizer == "SGD" and abs(lr - (1.0 if report.growing == 1 else 0.0)) < TIGHT
 
 
-def _eps_share(table: _Table, item: TensorFacts, width: int) -> float:
+def eps_share(table: Table, item: TensorFacts, width: int) -> float:
+    """Adam's eps over the RMS of the tensor's first gradient; 0 for other optimizers."""
     if item.optimizer not in ("Adam", "AdamW", "NAdam", "RAdam"):
         return 0.0
     gradient = table.at("tensor", item.name, "gradient", width)
     return table.at("tensor", item.name, "eps", width) / gradient if gradient > 0 else 0.0
 
 
-def _decay(table: _Table, item: TensorFacts, report: TensorReport) -> list[Culprit]:
+def _decay(table: Table, item: TensorFacts, report: TensorReport) -> list[Culprit]:
     """Decoupled decay shrinks a weight by lr * weight_decay a step, which must not depend on width (CompleteP 2505.01618 Table 1)."""
     if item.optimizer not in ("AdamW", "Muon"):
         return []
@@ -389,7 +195,7 @@ def _head_growth(measurement: Measurement, widths: Sequence[int]) -> dict[str, f
     return {name: math.log2(dims[widths[-1]] / dims[widths[0]]) / span for name, dims in measurement.head_dims.items()}
 
 
-def _attention_culprits(table: _Table, heads: Mapping[str, float]) -> list[Culprit]:
+def _attention_culprits(table: Table, heads: Mapping[str, float]) -> list[Culprit]:
     """query . key needs 1/head_dim where head_dim grows: in a random model the logits then go as head_dim^-1/2."""
     culprits = []
     for name, growth in heads.items():
@@ -403,7 +209,7 @@ def _attention_culprits(table: _Table, heads: Mapping[str, float]) -> list[Culpr
     return culprits
 
 
-def _notes(table: _Table, facts: Sequence[TensorFacts], widths: Sequence[int], undecided: Sequence[str]) -> list[str]:
+def _notes(table: Table, facts: Sequence[TensorFacts], widths: Sequence[int], undecided: Sequence[str]) -> list[str]:
     notes = []
     if len(widths) < 3 or widths[-1] < MIN_SPAN * widths[0]:
         notes.append("give at least three widths that span a factor of four (four over a factor of eight are better)")

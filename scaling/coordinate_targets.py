@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from scaling.config import ModelFamily, RunConfig
+from scaling.config import ModelConfig, ModelFamily, RunConfig
 from scaling.coordinates import Target
 from scaling.data import Corpus, train_batch
 from scaling.errors import ConfigError, Fault
@@ -30,15 +30,18 @@ class RunTarget:
 
     def at(self, width: int) -> RunConfig:
         """The run at `width`, seeded by torch's global seed."""
-        family = ModelFamily(**{name: getattr(self.run.model, name) for name in ModelFamily.model_fields})
+        return self.sized(ModelFamily(**{name: getattr(self.run.model, name) for name in ModelFamily.model_fields}).at(width))
+
+    def sized(self, model: ModelConfig) -> RunConfig:
         training = self.run.training.model_copy(update={"seed": torch.initial_seed() % 2**31})
-        return self.run.model_copy(update={"model": family.at(width), "training": training})
+        return self.run.model_copy(update={"model": model, "training": training})
 
     def build(self, width: int) -> nn.Module:
         return build_model(self.at(width))
 
     def optimizer(self, model: nn.Module, width: int) -> torch.optim.Optimizer:
-        return build_optimizer(model, self.at(width))
+        # Muon beside AdamW in one object does what is asked of an optimizer here.
+        return cast(torch.optim.Optimizer, build_optimizer(model, self.at(width)))
 
     def batch(self, step: int) -> Tensor:
         training = self.run.training
@@ -49,6 +52,15 @@ class RunTarget:
 
     def loss(self, model: Transformer, batch: Tensor) -> Tensor:
         return model.loss(batch)
+
+
+class DepthTarget(RunTarget):
+    """The same at other depths; sizes are depths. The base depth is the run's own where it names none."""
+
+    def at(self, width: int) -> RunConfig:
+        base = self.run.base if self.run.base.depth else self.run.base.model_copy(update={"depth": self.run.model.depth})
+        run = self.sized(self.run.model.model_copy(update={"depth": width}))
+        return run.model_copy(update={"base": base})
 
 
 def load_target(text: str) -> Target:

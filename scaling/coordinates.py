@@ -37,6 +37,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from scaling.coordinate_rows import Measurement, Row, TensorFacts
+from scaling.layer_names import LayerNames
 
 RELATIVE_NUDGE = 1e-2
 """Size of the random change, relative to the tensor's own."""
@@ -44,6 +45,8 @@ NUDGE_ALONG = 1e-3
 """The same for a step along the gradient, where every entry counts."""
 DISAGREE = 0.1
 """Relative difference above which gradients are not the output's derivatives; right ones come within 0.004 in float32."""
+SHRINK = 2.0**-6
+"""Factor on each tensor of a block, of which a branch has two or more in a row."""
 NUDGE_SEED = 7_919_000
 MIN_ENTRIES = 32
 """Of a batch's first tensor, below which it is not cut."""
@@ -62,16 +65,17 @@ class Target(Protocol):
 
 
 def measure(
-    target: Target, widths: Sequence[int], *, seeds: int = 3, steps: int = 3, effects: bool = False,
+    target: Target, widths: Sequence[int], *, seeds: int = 3, steps: int = 3, effects: bool = False, layers: LayerNames | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Measurement:  # fmt: skip
     """Train `target` for `steps` steps at every width and seed, and measure.
 
-    effects: measure `effect` too, a forward pass more a tensor. progress: called with (width, seed) before each. Sensitivities are
-    taken on an eighth of the batch where it can be cut: they average over all outputs.
+    effects: measure `effect` too, a forward pass more a tensor. layers: for a check of depth, see `measure_depths`.
+    progress: called with (width, seed) before each. Sensitivities are taken on an eighth of the batch where it can be cut: they
+    average over all outputs.
     """
     rows: list[Row] = []
-    common = _Common(target.batch(0), tuple(sorted(set(widths))))
+    common = _Common(target.batch(0), tuple(sorted(set(widths))), layers)
     for width in reversed(common.widths):
         for seed in range(seeds):
             if progress is not None:
@@ -80,12 +84,27 @@ def measure(
     return Measurement(tuple(rows), tuple(common.facts.values()), steps, common.head_dims)
 
 
+def measure_depths(
+    target: Target, depths: Sequence[int], *, seeds: int = 3, steps: int = 3, effects: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[Measurement, LayerNames]:  # fmt: skip
+    """`measure` of a target whose methods are given depths, and its tensors' names without their layer number.
+
+    Sensitivities are taken with all tensors of blocks made smaller, so that the branches are small beside the stream, as in the
+    limit of many layers: where they outweigh it, as they do at first beside an embedding of std 0.02, a norm takes their multiplier out
+    again.
+    """
+    layers = LayerNames([[name for name, _ in target.build(depth).named_parameters()] for depth in (min(depths), max(depths))])
+    return measure(target, depths, seeds=seeds, steps=steps, effects=effects, layers=layers, progress=progress), layers
+
+
 @dataclass
 class _Common:
     """What all widths and seeds share."""
 
     data: Any
     widths: tuple[int, ...]
+    layers: LayerNames | None
     facts: dict[str, TensorFacts] = field(default_factory=dict)
     head_dims: dict[str, dict[int, int]] = field(default_factory=dict)
     attention: bool = True
@@ -167,14 +186,14 @@ class _Probe:
     def _sensitivities(self) -> None:
         # Not the seed that the model was initialized from: the same stream again would be correlated with its weights.
         generator = torch.Generator().manual_seed(NUDGE_SEED + self.seed)
-        drawn = self._draw_zeros(generator)
+        changed = self._draw_zeros(generator) | self._shrink_blocks()
         output, data = self._with_attention_logits() if self.common.attention else self._part()
         gradients, signs = self._gradients(output)
         reference = output.detach()
         del output
         with torch.no_grad():
             if self.seed == 0 and self.width == self.common.widths[-1]:
-                self.common.by_change = not self._agree(gradients, signs, reference, data)
+                self.common.by_change = not self._agree(gradients, signs, reference, data, changed)
             found = {} if self.common.by_change else {name: _norm(gradient) for name, gradient in gradients.items()}
             scale = math.sqrt(reference.numel())
             for name in self.tensors:
@@ -182,7 +201,7 @@ class _Probe:
                 self._add("tensor", name, "sensitivity", value)
             if self.seed == 0 and self.width == self.common.widths[0]:
                 self._curvatures(reference, data, generator)
-            for name in drawn:
+            for name in changed:
                 self.tensors[name].copy_(self.start[name])
 
     def _with_attention_logits(self) -> tuple[Tensor, Any]:
@@ -195,13 +214,21 @@ class _Probe:
         return found
 
     @torch.no_grad()
-    def _draw_zeros(self, generator: torch.Generator) -> list[str]:
+    def _shrink_blocks(self) -> set[str]:
+        """For depth: make the blocks' tensors smaller, and name them."""
+        blocks = {name for name in self.tensors if self.common.layers is not None and self.common.layers.in_blocks(name)}
+        for name in blocks:
+            self.tensors[name].mul_(SHRINK)
+        return blocks
+
+    @torch.no_grad()
+    def _draw_zeros(self, generator: torch.Generator) -> set[str]:
         """Fill the tensors that start at zero with random numbers, and name them."""
-        drawn = [name for name in self.tensors if self.sizes[name] == 0]
-        for tensor in (self.tensors[name] for name in drawn):
+        drawn = {name: tensor for name, tensor in self.tensors.items() if self.sizes[name] == 0}
+        for tensor in drawn.values():
             scale = 1.0 / math.sqrt(max(1, tensor[0].numel())) if tensor.dim() > 1 else RELATIVE_NUDGE
             tensor.copy_(scale * torch.randn(tensor.shape, generator=generator))
-        return drawn
+        return set(drawn)
 
     def _gradients(self, output: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """Every tensor's gradient of (random signs) . (output), and the signs: all sensitivities from one backward pass.
@@ -221,14 +248,13 @@ class _Probe:
             return {}, signs
         return {name: item for name, item in zip(self.tensors, gradients, strict=True) if item is not None}, signs
 
-    def _agree(self, gradients: Mapping[str, Tensor], signs: Tensor, reference: Tensor, data: Any) -> bool:
+    def _agree(self, gradients: Mapping[str, Tensor], signs: Tensor, reference: Tensor, data: Any, changed: set[str]) -> bool:
         """Whether a small step along all gradients moves the output as they say.
 
         It does not where they are not the output's derivatives: a detached path, multipliers that act one way only.
         """
         steps = {name: NUDGE_ALONG * _rms(self.tensors[name]) / max(_rms(item), 1e-30) for name, item in gradients.items()}
-        # Tensors that start at zero were drawn at random.
-        kept = {name: self.start[name] if self.sizes[name] else self.tensors[name].detach().clone() for name in gradients}
+        kept = {name: self.tensors[name].detach().clone() if name in changed else self.start[name] for name in gradients}
         for name, item in gradients.items():
             self.tensors[name].add_(item, alpha=steps[name])
         moved = self._forward(data) - reference

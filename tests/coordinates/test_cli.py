@@ -67,6 +67,37 @@ def test_the_own_model_passes_under_mup_and_fails_under_sp(tmp_path: Path) -> No
     assert ("readout.weight", "multiplier") in named
 
 
+def test_depth_passes_under_completep_and_fails_under_mup(tmp_path: Path) -> None:
+    arguments = ("--depths", "2,4,8,16", "--out", "check")
+    code, document, _ = coord(tmp_path, run_file(tmp_path), *arguments, "--parametrization.kind", "completep")
+    assert (code, document["verdict"], document["axis"], document["depths"]) == (0, "pass", "depth", [2, 4, 8, 16])
+    assert (tmp_path / "check" / "coord.svg").read_text().startswith("<svg")
+    rows = {(item["tensor"], item["statistic"]): item["slope"] for item in document["rows"]}
+    assert rows["blocks.*.mlp.up.weight", "sensitivity"] == pytest.approx(-1, abs=0.15)
+    code, document, _ = coord(tmp_path, run_file(tmp_path), *arguments)
+    assert (code, document["verdict"]) == (1, "fail")
+    assert all("(completep)" in item["message"] for item in document["culprits"])
+    assert {item["statistic"] for item in document["culprits"]} == {"multiplier"}
+
+
+def test_a_target_of_the_users_own_is_given_depths(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n"
+        "from tests.coordinates.depth_targets import DeepMlp, DepthFault\n"
+        "right = DeepMlp()\nfrozen = DeepMlp(fault=DepthFault(lr={'embed.weight': -1}))\n"
+    )
+    for name, verdict, named in (("right", "pass", set()), ("frozen", "fail", {"embed.weight"})):
+        _, document, _ = coord(tmp_path, "--target", f"{tmp_path / 'mine.py'}:{name}", "--depths", "2,4,8,16")
+        assert document["verdict"] == verdict
+        assert {item["tensor"] for item in document["culprits"]} == named
+
+
+def test_wider_models_train_no_worse(tmp_path: Path) -> None:
+    code, document, _ = coord(tmp_path, run_file(tmp_path), "--widths", "32,64,128", "--train-steps", "20")
+    assert (code, document["verdict"], document["wider"]["verdict"]) == (0, "pass", "pass"), document["wider"]
+    assert [item["width"] for item in document["wider"]["losses"]] == [32, 64, 128]
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -79,6 +110,9 @@ def test_the_own_model_passes_under_mup_and_fails_under_sp(tmp_path: Path) -> No
         (("--target", "broken.py:Net"), "cannot be imported: ZeroDivisionError"),
         (("run.yaml", "--widths", "32,x"), "needs at least two whole numbers"),
         (("run.yaml", "--widths", "32,33"), "width 33 is not divisible"),
+        (("run.yaml", "--depths", "2"), "needs at least two whole numbers"),
+        (("run.yaml", "--depths", "2,4,8", "--widths", "32,64"), "--widths or --depths, one of the two"),
+        (("run.yaml", "--depths", "2,4,8", "--train-steps", "5"), "--depths has one width"),
     ],
 )
 def test_wrong_use_is_explained(tmp_path: Path, arguments: tuple[str, ...], expected: str) -> None:
