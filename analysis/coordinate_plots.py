@@ -119,7 +119,9 @@ def figure_coordinates(measurement: Measurement, verdict: CoordinateVerdict) -> 
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10.6, 7.6), layout="constrained")
-    colours = {name: place for place, name in enumerate(dict.fromkeys(item.tensor for item in verdict.culprits))}
+    colours = {
+        name: place for place, name in enumerate(dict.fromkeys(item.tensor for item in verdict.culprits if item.tensor != "loss"))
+    }
     for ax, statistic in zip(figure.subplots(2, 2).flat, PANELS, strict=True):
         draw_panel(ax, panel_info(measurement, verdict, statistic), colours)
     wrong = ", ".join(colours) or "no tensor is blamed"

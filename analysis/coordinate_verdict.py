@@ -133,12 +133,13 @@ class CoordinateVerdict:
     def sentence(self) -> str:
         """The verdict in a line."""
         wrong = len({item.tensor for item in self.culprits if item.level == "fail"} - {"loss"})
+        failed = [f"{wrong} tensor{'s are' if wrong != 1 else ' is'} wrong"] if wrong else []
+        if self.wider is not None and self.wider.verdict == "fail":
+            failed.append("wider models end worse")
         return {
             "pass": f"pass: every tensor's init, update and effect scale with {self.axis} as {_DEMANDS[self.axis]} demands",
             "warn": "warn: it can train as it is, and does not do what transfer needs in all details",
-            "fail": f"fail: {wrong} tensor{'s are' if wrong != 1 else ' is'} wrong"
-            if wrong
-            else "fail: a wider model ends worse",
+            "fail": f"fail: {' and '.join(failed)}",
             "inconclusive": "inconclusive",
         }[self.verdict]
 

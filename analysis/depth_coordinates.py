@@ -119,8 +119,11 @@ def _report(table: Table, item: TensorFacts, shift: float) -> TensorReport:
         own = slopes["sensitivity"].value - shift
         branch = own + _or_zero(slopes["init"].value)
         nearest = min(max(branch, BRANCH[0]), BRANCH[1])
+        if branch > BRANCH[1] + TIGHT:
+            # No multiplier, or too weak a one: the learning rate says which alpha was meant.
+            nearest = min(max(SUM - _or_zero(slopes["update"].value), BRANCH[0]), BRANCH[1])
         expected = {"init": 0.0, "update": SUM - own, "sensitivity": nearest - _or_zero(slopes["init"].value) + shift}
-        if abs(branch - nearest) > TIGHT:
+        if not BRANCH[0] - TIGHT <= branch <= BRANCH[1] + TIGHT:
             expected["update"] = SUM - (expected["sensitivity"] - shift)
     shape = item.shapes[max(item.shapes)]
     return TensorReport(item.name, shape, int(block), expected=expected, **slopes)
@@ -156,7 +159,7 @@ def _branch_words(report: TensorReport, shift: float) -> str:
         cure = "multiply each residual branch by (depth / base depth)^-1 (completep)"
     else:
         cure = "multiply each residual branch by (depth / base depth)^-1 (completep) and by nothing else that falls with depth"
-    return f"the output answers to it as depth^{own:.2f} instead of depth^-1 (to depth^-1/2): {cure}"
+    return f"the output answers to it as depth^{own:.2f} instead of depth^-1 (at least depth^-0.5): {cure}"
 
 
 def _outside(report: TensorReport) -> list[Culprit]:

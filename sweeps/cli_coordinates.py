@@ -85,7 +85,7 @@ def coord_command(
         raise _user_fault(target, error) from error
     document = verdict.to_dict()
     if out is not None:
-        _write(out, document, measurement, verdict)
+        _write(out, f"coordinate check of {target or path}", document, measurement, verdict)
     answer(document, lambda: str(verdict), json)
     return OK if verdict.verdict == "pass" else NOT_OK
 
@@ -159,12 +159,15 @@ def _sizes(widths: str | None, depths: str | None) -> tuple[Axis, list[int]]:
     return axis, sizes
 
 
-def _write(out: Path, document: dict[str, object], measurement: Measurement, verdict: CoordinateVerdict) -> None:
+def _write(out: Path, title: str, document: dict[str, object], measurement: Measurement, verdict: CoordinateVerdict) -> None:
     import json
 
     from analysis.coordinate_plots import figure_coordinates
+    from analysis.coordinate_report import render_report
     from analysis.report import svg
     from scaling.records import write_atomic
 
-    write_atomic(out / "coord.svg", svg(figure_coordinates(measurement, verdict)))
+    picture = svg(figure_coordinates(measurement, verdict))
+    write_atomic(out / "coord.svg", picture)
     write_atomic(out / "coord.json", json.dumps(document, indent=1, allow_nan=False) + "\n")
+    write_atomic(out / "coord.html", render_report(verdict, title, picture))

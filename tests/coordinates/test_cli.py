@@ -72,6 +72,7 @@ def test_depth_passes_under_completep_and_fails_under_mup(tmp_path: Path) -> Non
     code, document, _ = coord(tmp_path, run_file(tmp_path), *arguments, "--parametrization.kind", "completep")
     assert (code, document["verdict"], document["axis"], document["depths"]) == (0, "pass", "depth", [2, 4, 8, 16])
     assert (tmp_path / "check" / "coord.svg").read_text().startswith("<svg")
+    assert "Slopes against log2(depth)" in (tmp_path / "check" / "coord.html").read_text()
     rows = {(item["tensor"], item["statistic"]): item["slope"] for item in document["rows"]}
     assert rows["blocks.*.mlp.up.weight", "sensitivity"] == pytest.approx(-1, abs=0.15)
     code, document, _ = coord(tmp_path, run_file(tmp_path), *arguments)
