@@ -38,6 +38,7 @@ from torch.overrides import TorchFunctionMode
 
 from scaling.coordinate_rows import Measurement, Row, TensorFacts
 from scaling.layer_names import LayerNames
+from scaling.signs import balanced_signs
 
 RELATIVE_NUDGE = 1e-2
 """Size of the random change, relative to the tensor's own."""
@@ -71,7 +72,7 @@ def measure(
     """Train `target` for `steps` steps at every width and seed, and measure.
 
     effects: measure `effect` too, a forward pass more a tensor. layers: for a check of depth, see `measure_depths`.
-    progress: called with (width, seed) before each. Sensitivities are taken on an eighth of the batch where it can be cut: they
+    progress: called with (width, seed) before each. Sensitivities are taken on a quarter of the batch where it can be cut: they
     average over all outputs.
     """
     rows: list[Row] = []
@@ -239,7 +240,7 @@ class _Probe:
         """
         # The same signs at every width.
         generator = torch.Generator(output.device).manual_seed(NUDGE_SEED + self.seed)
-        signs = torch.empty_like(output).bernoulli_(0.5, generator=generator).mul_(2.0).sub_(1.0)
+        signs = balanced_signs(output, generator)
         if not output.requires_grad:
             return {}, signs
         try:
@@ -283,8 +284,8 @@ class _Probe:
                 tensor.copy_(kept)
 
     def _part(self) -> tuple[Tensor, Any]:
-        """The output on an eighth of the batch, and that eighth; on all of it where the model does not take less."""
-        part = _eighth(self.data)
+        """The output on a quarter of the batch, and that quarter; on all of it where the model does not take less."""
+        part = _quarter(self.data)
         if part is not None:
             try:
                 return self._forward(part), part
@@ -421,13 +422,13 @@ def _seed(seed: int) -> None:
         torch.default_generator.manual_seed(seed)
 
 
-def _eighth(batch: Any) -> Any:
-    """The first eighth of a batch of tensors that share their first dimension, or None where that is not what it is."""
+def _quarter(batch: Any) -> Any:
+    """The first quarter of a batch of tensors that share their first dimension, or None where that is not what it is."""
     values = list(batch.values()) if isinstance(batch, dict) else list(batch) if isinstance(batch, (tuple, list)) else [batch]
     if not values or not all(isinstance(value, Tensor) and value.dim() for value in values):
         return None
     lengths = {len(value) for value in values}
-    count = min(lengths) // 8
+    count = min(lengths) // 4
     if len(lengths) > 1 or values[0][:count].numel() < MIN_ENTRIES:
         return None
     if isinstance(batch, dict):

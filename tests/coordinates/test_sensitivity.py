@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import scaling.coordinates as coordinates
 from analysis.coordinates import judge
 from scaling.coordinates import measure
+from scaling.signs import balanced_signs
 from tests.coordinates.targets import BASE, Mlp, Supervised, mlp, transformer
 
 WIDTHS = (32, 64, 128, 256)
@@ -108,3 +109,14 @@ def test_the_measurement_leaves_the_training_as_it_would_be() -> None:
         optimizer.step()
         for name, tensor in model.named_parameters():
             assert torch.equal(tensor, seen[step][name]), (step, name)
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (2, 3), (3, 2), (4, 3), (8, 2), (7,), (5, 2, 3)])
+def test_every_two_signs_are_uncorrelated(shape: tuple[int, ...]) -> None:
+    """Balancing them over the samples takes noise away and adds no bias."""
+    generator = torch.Generator().manual_seed(0)
+    draws = torch.stack([balanced_signs(torch.empty(shape), generator).flatten() for _ in range(10_000)])
+    assert draws.abs().eq(1).all()
+    # Five standard errors.
+    assert (draws.T @ draws / len(draws) - torch.eye(draws.shape[1])).abs().max() < 0.05
+    assert draws.mean(0).abs().max() < 0.05
