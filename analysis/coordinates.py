@@ -178,7 +178,7 @@ def eps_share(table: Table, item: TensorFacts, width: int) -> float:
 
 def _decay(table: Table, item: TensorFacts, report: TensorReport) -> list[Culprit]:
     """Decoupled decay shrinks a weight by lr * weight_decay a step, which must not depend on width (CompleteP 2505.01618 Table 1)."""
-    if item.optimizer not in ("AdamW", "Muon"):
+    if item.optimizer not in ("AdamW", "Muon", "Lion"):
         return []
     lr, decay = (table.slope("tensor", item.name, name) for name in ("lr", "weight_decay"))
     total = lr.value + decay.value

@@ -204,6 +204,8 @@ class FaultyRun(RunTarget):
     def optimizer(self, model: nn.Module, width: int) -> torch.optim.Optimizer:
         names = {id(tensor): name for name, tensor in model.named_parameters()}
         whole = super().optimizer(model, width)
+        if self.fault == Fault():
+            return whole
         groups = [
             {**{key: value for key, value in group.items() if key not in ("params", "names")}, "params": [tensor]}
             | {"lr": group["lr"] * power(self.fault.lr, names[id(tensor)], width)}

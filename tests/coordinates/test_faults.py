@@ -37,6 +37,12 @@ RIGHT: dict[str, Any] = {
     "transformer, completep at twice the base depth": lambda: transformer(
         parametrization={"kind": "completep"}, model__depth=2, base={"width": 32, "depth": 1}
     ),
+    "transformer, adam": lambda: transformer(optimizer={"kind": "adam", "lr": 2.0**-6, "eps": 1e-12, "weight_decay": 1e-3}),
+    "transformer, lion": lambda: transformer(optimizer={"kind": "lion", "lr": 2.0**-8, "weight_decay": 0.1}),
+    "transformer, muon": lambda: transformer(
+        optimizer={"kind": "muon", "lr": 0.02, "adamw_lr_factor": 0.5, "eps": 1e-12, "weight_decay": 0.1}
+    ),
+    "transformer, spectral condition": lambda: transformer(parametrization={"kind": "spectral"}, model__queries_per_kv=2),
     "transformer, head_dim grows": lambda: transformer(**FULL_HEADS),
 }
 
@@ -90,6 +96,9 @@ FAULTS: dict[str, tuple[Any, set[str], str]] = {
     ),
     "transformer: 1/sqrt(head_dim) where head_dim grows": (
         lambda: transformer(Fault(multiplier={"blocks.0.attention.query": 0.5}), **FULL_HEADS), {"blocks.0.attention"}, "attention_logits",
+    ),
+    "transformer: u-muP, whose embedding learning rate falls with width": (
+        lambda: transformer(parametrization={"kind": "umup"}, optimizer={"lr": 0.25, "eps": 1e-9}), {"embedding.weight"}, "update",
     ),
     "transformer: mup-simple, whose readout starts too large": (
         lambda: transformer(parametrization={"kind": "mup-simple"}), {"readout.weight"}, "init",
