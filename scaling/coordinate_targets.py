@@ -75,11 +75,15 @@ def load_target(text: str) -> Target:
         names = [known for known, value in vars(module).items() if all(hasattr(value, method) for method in METHODS)]
         cure = f"targets in it: {', '.join(names)}" if names else f"define {name} with {', '.join(METHODS)}"
         raise ConfigError(Fault(where, f"{place} has no {name!r}", cure))
-    target: Any = found() if isinstance(found, type) else found
-    missing = [method for method in METHODS if not callable(getattr(target, method, None))]
+    missing = [method for method in METHODS if not callable(getattr(found, method, None))]
     if missing:
         cure = "build(width), optimizer(model, width), batch(step), loss(model, batch)"
         raise ConfigError(Fault(where, f"has no {', '.join(missing)}", cure))
+    try:
+        target: Any = found() if isinstance(found, type) else found
+    except Exception as error:  # whatever the user's class raises
+        cure = "give it defaults, or name an object that is made in the file"
+        raise ConfigError(Fault(where, f"cannot be made without arguments: {type(error).__name__}: {error}", cure)) from None
     return cast(Target, target)
 
 

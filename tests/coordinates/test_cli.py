@@ -106,6 +106,7 @@ def test_wider_models_train_no_worse(tmp_path: Path) -> None:
         (("--target", "nowhere.py:Net"), "no such file"),
         (("--target", "mine.py:Nte"), "targets in it: Net"),
         (("--target", "mine.py:Half"), "has no optimizer, batch, loss"),
+        (("--target", "mine.py:Needs"), "give it defaults, or name an object"),
         (("--target", "mine.py:Raises"), "ValueError: no such width"),
         (("--target", "mine.py"), "is not of the form"),
         (("--target", "broken.py:Net"), "cannot be imported: ZeroDivisionError"),
@@ -120,7 +121,8 @@ def test_wrong_use_is_explained(tmp_path: Path, arguments: tuple[str, ...], expe
     run_file(tmp_path)
     methods = "".join(f"    def {name}(self, *_): ...\n" for name in ("build", "optimizer", "batch", "loss"))
     raises = "class Raises(Net):\n    def build(self, width):\n        raise ValueError('no such width')\n"
-    (tmp_path / "mine.py").write_text(f"class Net:\n{methods}\nclass Half:\n    def build(self, width): ...\n\n{raises}")
+    needs = "class Needs(Net):\n    def __init__(self, size): ...\n"
+    (tmp_path / "mine.py").write_text(f"class Net:\n{methods}\nclass Half:\n    def build(self, width): ...\n\n{raises}{needs}")
     (tmp_path / "broken.py").write_text("1 / 0\n")
     code, document, _ = coord(tmp_path, *arguments)
     assert code == 2
