@@ -97,8 +97,8 @@ def draw_cell(
         values[chosen] = library()[0][int(index)](cell.data.rates - cell.optima[at[chosen], None])
     for index in np.unique(noise):
         form, chosen = cell.forms[int(index)], noise == index
-        square = np.maximum(((values[chosen] @ form.square) * values[chosen]).sum(axis=1), 1e-300)
-        gain = values[chosen] @ form.cross / np.sqrt(square)
+        square = np.maximum(((values[chosen] @ form.square) * values[chosen]).sum(axis=1) + cell.rise.precision, 1e-300)
+        gain = (values[chosen] @ form.cross + cell.rise.precision * cell.rise.mean) / np.sqrt(square)
         below = ndtr(-gain)
         deviate = ndtri(np.clip(below + uniform[chosen] * (1.0 - below), 1e-12, 1.0 - 1e-12))
         scale[chosen] = np.maximum(0.0, (gain + deviate) / np.sqrt(square))

@@ -141,7 +141,7 @@ class CellOptimum:
 
 
 @dataclass(frozen=True)
-class _Prepared:
+class Prepared:
     """A cell before its fit: what enters, what bounds it, what there is to say."""
 
     cell: Cell
@@ -170,18 +170,18 @@ def fit_cell(
     """
     x, y = np.asarray(log2_lr, dtype=float), np.asarray(loss, dtype=float)
     seeds = np.zeros(len(x), dtype=np.int64) if seed is None else np.unique(np.asarray(seed).astype(str), return_inverse=True)[1]
-    prepared = _prepare(cell or Cell(), x, y, seeds)
+    prepared = prepare(cell or Cell(), x, y, seeds)
     if prepared.data is None:
-        return _bracketed(prepared)
+        return bracketed(prepared)
     scale = float(mean_losses(prepared.data.log2_lr, prepared.data.loss, prepared.data.block).min())
     sigmas = sigma_grid(scale)
     prior = noises.weak_prior(sigmas, scale) if noise is None else noise.log_prior(sigmas)
-    return _conclude(prepared, likelihood(prepared.data, sigmas), prior, "" if noise is None else noise.source)
+    return conclude(prepared, likelihood(prepared.data, sigmas), prior, "" if noise is None else noise.source)
 
 
 def cell_optima(table: RunTable) -> list[CellOptimum]:
     """The optimum of every cell; the noise of a run is pooled over the cells of the table."""
-    prepared = [_prepare(cell, *_columns(rows)) for cell, rows in table.cells()]
+    prepared = [prepare(cell, *_columns(rows)) for cell, rows in table.cells()]
     fitted = [item for item in prepared if item.data is not None]
     scale = float(np.median([np.nanmin(item.loss) for item in fitted])) if fitted else 1.0
     sigmas = sigma_grid(scale)
@@ -191,10 +191,10 @@ def cell_optima(table: RunTable) -> list[CellOptimum]:
     source = f"the scatter about the fitted curves of {len(fitted)} cell{'s' if len(fitted) != 1 else ''}, pooled"
     source += f", {replicated} with replicate seeds" if replicated else "; no replicate seeds"
     found = {
-        id(item): _conclude(item, cell_likelihood, np.log(density + 1e-300), source)
+        id(item): conclude(item, cell_likelihood, np.log(density + 1e-300), source)
         for item, cell_likelihood, density in zip(fitted, likelihoods, predicted, strict=True)
     }
-    return [found[id(item)] if id(item) in found else _bracketed(item) for item in prepared]
+    return [found[id(item)] if id(item) in found else bracketed(item) for item in prepared]
 
 
 def _columns(rows: Any) -> tuple[Array, Array, NDArray[np.int64]]:
@@ -202,7 +202,7 @@ def _columns(rows: Any) -> tuple[Array, Array, NDArray[np.int64]]:
     return rows["log2_lr"].to_numpy(dtype=float), rows["loss"].to_numpy(dtype=float), seeds.astype(np.int64)
 
 
-def _prepare(cell: Cell, x: Array, y: Array, seeds: NDArray[np.int64]) -> _Prepared:
+def prepare(cell: Cell, x: Array, y: Array, seeds: NDArray[np.int64]) -> Prepared:
     """Split runs into bottom, walls and divergences."""
     finite = np.isfinite(y)
     n_diverged = int((~finite).sum())
@@ -210,7 +210,7 @@ def _prepare(cell: Cell, x: Array, y: Array, seeds: NDArray[np.int64]) -> _Prepa
     if not finite.any():
         flags.append("no finite loss")
         lowest = float(x.min()) if len(x) else math.inf
-        return _Prepared(cell, None, x[finite], y[finite], math.nan, (False, False), 0, n_diverged, lowest, tuple(flags))
+        return Prepared(cell, None, x[finite], y[finite], math.nan, (False, False), 0, n_diverged, lowest, tuple(flags))
     blocks = _blocks(x[finite], seeds[finite])
     rates = np.unique(x[finite])
     means = mean_losses(x[finite], y[finite], blocks)
@@ -231,7 +231,7 @@ def _prepare(cell: Cell, x: Array, y: Array, seeds: NDArray[np.int64]) -> _Prepa
     first_diverged = float(lost[lost > best].min()) if (lost > best).any() else math.inf
     bounded = (len(walls_below) > 0, len(walls_above) > 0)
     fitted = data if len(data.rates) >= MIN_POINTS else None
-    return _Prepared(
+    return Prepared(
         cell, fitted, x[finite], y[finite], best, bounded, n_seeds, n_diverged, first_diverged, tuple(flags)
     )  # fmt: skip
 
@@ -242,7 +242,7 @@ def _blocks(x: Array, seeds: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.array([-1 if int(value) in alone else int(value) for value in seeds], dtype=np.int64)
 
 
-def _bracketed(prepared: _Prepared) -> CellOptimum:
+def bracketed(prepared: Prepared) -> CellOptimum:
     """A cell without a fit: the best sampled learning rate between its neighbours, or at the edge."""
     x, y, best = prepared.log2_lr, prepared.loss, prepared.best
     rates = np.unique(x)
@@ -272,9 +272,12 @@ def _bracketed(prepared: _Prepared) -> CellOptimum:
     )  # fmt: skip
 
 
-def _conclude(prepared: _Prepared, cell: Likelihood, log_prior_sigma: Array, source: str) -> CellOptimum:
+def conclude(
+    prepared: Prepared, cell: Likelihood, log_prior_sigma: Array, source: str, log_shape: Array | None = None
+) -> CellOptimum:
+    """The optimum from the cell's likelihood; log_shape: log prior weights of the shapes, the library's own by default."""
     data = cell.data
-    posterior = cell.posterior(log_prior_sigma)
+    posterior = cell.posterior(log_prior_sigma, log_shape)
     ends = _quantiles(cell.optima, posterior.sum(axis=(1, 2)), (LEVELS[0], 0.5, LEVELS[1]))
     low_edge = data.low if prepared.bounded[0] else float(data.rates.min())
     high_edge = data.high if prepared.bounded[1] else float(data.rates.max())
@@ -301,7 +304,7 @@ def _conclude(prepared: _Prepared, cell: Likelihood, log_prior_sigma: Array, sou
     )  # fmt: skip
 
 
-def _interior(prepared: _Prepared, ends: Sequence[float], edges: Interval) -> tuple[float, Interval, Censored | None, list[str]]:
+def _interior(prepared: Prepared, ends: Sequence[float], edges: Interval) -> tuple[float, Interval, Censored | None, list[str]]:
     """Decide whether the optimum is interior, and where its interval is open."""
     low_quantile, middle, high_quantile = ends
     low = low_quantile if low_quantile > edges[0] or prepared.bounded[0] else -math.inf

@@ -137,6 +137,18 @@ def sigma_grid(scale: float) -> Array:
 
 
 @dataclass(frozen=True)
+class Rise:
+    """What is known of k, the mean rise one octave off the optimum, beforehand: nats, normal."""
+
+    mean: float
+    precision: float
+    """1 / variance; 0 when nothing is known."""
+
+
+UNKNOWN_RISE = Rise(0.0, 0.0)
+
+
+@dataclass(frozen=True)
 class Likelihood:
     """Log likelihood of one cell on the grid (optimum, shape, noise); levels and k integrated out."""
 
@@ -149,13 +161,20 @@ class Likelihood:
     """One for each noise value."""
     block_levels: Array
     """Levels of the blocks (seeds) about their mean, nats."""
+    rise: Rise = UNKNOWN_RISE
 
-    def posterior(self, log_prior_sigma: Array) -> Array:
-        """Density over the grid, sum 1, under the library's prior weights."""
-        return normalised(self.table + library()[1][:, None] + log_prior_sigma)
+    def posterior(self, log_prior_sigma: Array, log_shape: Array | None = None) -> Array:
+        """Density over the grid, sum 1, under `log_shape` or the library's prior weights."""
+        shapes = library()[1] if log_shape is None else log_shape
+        return normalised(self.table + shapes[:, None] + log_prior_sigma)
+
+    def shapes(self, log_prior_sigma: Array) -> Array:
+        """Likelihood of each shape, largest 1; optimum and noise integrated out."""
+        density = np.exp(self.table + log_prior_sigma - (self.table + log_prior_sigma).max()).sum(axis=(0, 2))
+        return np.asarray(density / density.max())
 
 
-def likelihood(data: CellData, sigmas: Array) -> Likelihood:
+def likelihood(data: CellData, sigmas: Array, rise: Rise = UNKNOWN_RISE) -> Likelihood:
     """Evaluate the grid; some ten milliseconds."""
     from scipy.special import log_ndtr
 
@@ -167,10 +186,10 @@ def likelihood(data: CellData, sigmas: Array) -> Likelihood:
     forms = tuple(reduce_data(sums, float(sigma), means - means.min()) for sigma in sigmas)
     table = np.empty((len(curves), len(sigmas)))
     for index, form in enumerate(forms):
-        square = np.maximum(((curves @ form.square) * curves).sum(axis=1), 1e-300)
-        gain = curves @ form.cross / np.sqrt(square)
+        square = np.maximum(((curves @ form.square) * curves).sum(axis=1) + rise.precision, 1e-300)
+        gain = (curves @ form.cross + rise.precision * rise.mean) / np.sqrt(square)
         table[:, index] = form.log_constant - 0.5 * form.total + 0.5 * gain**2 + log_ndtr(gain) - 0.5 * np.log(square)
-    return Likelihood(data, optima, sigmas, table.reshape(len(optima), -1, len(sigmas)), forms, levels)
+    return Likelihood(data, optima, sigmas, table.reshape(len(optima), -1, len(sigmas)), forms, levels, rise)
 
 
 def _optima(data: CellData) -> Array:

@@ -16,7 +16,7 @@ from scaling.config import RunConfig
 from scaling.records import RunRecord
 from sweeps.study import Kind, StudyConfig
 
-Reason = Literal["grid", "extend", "seed"]
+Reason = Literal["grid", "extend", "seed", "start", "bracket", "refine", "sampled"]
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,23 @@ def make_plan(study: StudyConfig, results: Results) -> list[PlannedRun]:
 
     The most expensive first lets two workers end together, and shows a width that does not fit in memory at once.
     """
-    runs = [run for kind in study.parametrizations for width in study.widths for run in _cell(study, kind, width, results)]
+    if study.search.kind == "grid":
+        runs = [run for kind in study.parametrizations for width in study.widths for run in _cell(study, kind, width, results)]
+    else:
+        runs = [run for kind in study.parametrizations for run in _searched(study, kind, results)]
     return sorted(runs, key=lambda planned: -planned.flops)
+
+
+def _searched(study: StudyConfig, kind: Kind, results: Results) -> list[PlannedRun]:
+    # Imported here: the search needs scipy, and a grid does not.
+    from sweeps.search import searched_runs
+
+    planned = []
+    for cell in searched_runs(study, kind, results):
+        for ask in cell.asks:
+            run = study.run(kind, cell.width, ask.log2_lr, ask.seed)
+            planned.append(PlannedRun(run, run.run_id, kind, cell.width, ask.log2_lr, ask.seed, ask.reason))
+    return planned
 
 
 def _cell(study: StudyConfig, kind: Kind, width: int, results: Results) -> list[PlannedRun]:

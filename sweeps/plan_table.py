@@ -14,6 +14,7 @@ from scaling.accounting import parameter_counts
 from scaling.records import RunRecord, read_records
 from sweeps.plan import PlannedRun, make_plan
 from sweeps.progress import duration
+from sweeps.search import run_limit
 
 if TYPE_CHECKING:
     from sweeps.study_dir import Study
@@ -66,7 +67,11 @@ def plan_document(study: Study, jobs: int, timing: bool) -> dict[str, Any]:
 
 def _growth(study: Study) -> str:
     """In words, which runs the results may add."""
-    follow_up = study.config.follow_up
+    follow_up, search = study.config.follow_up, study.config.search
+    if search.kind != "grid":
+        limits = ", ".join(f"{run_limit(study.config, width)} at width {width}" for width in study.config.widths)
+        until = f"until half its interval is {search.precision:g} octaves, " if search.kind == "adaptive" else ""
+        return f"{search.kind} search: each cell gets {search.batch} runs at a time, {until}at most {limits}; widths one after the other"
     parts = []
     if follow_up.margin_points:
         parts.append(

@@ -72,6 +72,22 @@ class FollowUp(Frozen):
     """"Near" is within this many octaves of the best run."""
 
 
+class SearchConfig(Frozen):
+    """How a cell's learning rates are chosen."""
+
+    kind: Literal["grid", "adaptive", "tpe", "gp", "qmc", "random"] = "grid"
+    """grid: `log2_lr`, grown by `follow_up`. adaptive: where the best LR's interval shrinks most, from `log2_lr` on. Others: Optuna's
+    samplers within `log2_lr`."""
+    precision: PositiveFloat = 0.15
+    """adaptive: octaves; a cell is done when half the 90 % interval of its best log2 LR is as small."""
+    max_runs: Annotated[int, Field(ge=3, le=10_000, strict=True)] = 6
+    """Runs of a cell at the largest width; smaller ones get up to three times as many, since they cost less."""
+    batch: Annotated[int, Field(ge=1, le=1000, strict=True)] = 2
+    """Runs of a cell that are chosen together: more keep more workers busy, fewer learn more from each."""
+    lattice: Annotated[float, Field(gt=0, le=2)] = 0.25
+    """adaptive: octaves; LRs are multiples of it."""
+
+
 class StudyTraining(Frozen):
     """Training settings of every run; see scaling.config.TrainingConfig."""
 
@@ -127,6 +143,7 @@ class StudyConfig(Frozen):
     seeds: Seeds = 1
     """Seeds (of initialization and data together) for every LR."""
     follow_up: FollowUp = FollowUp()
+    search: SearchConfig = SearchConfig()
     model: ModelFamily = ModelFamily()
     base: BaseShape = BaseShape()
     data: DataConfig = DataConfig()
@@ -179,7 +196,7 @@ class StudyConfig(Frozen):
 
         The corpus is known by its hash; the folder that it lies in may change.
         """
-        outside = {"runtime", "tolerances", "storage", "target", "description", "widths", "log2_lr", "seeds", "follow_up"}
+        outside = {"runtime", "tolerances", "storage", "target", "description", "widths", "log2_lr", "seeds", "follow_up", "search"}
         paths = {"paths", "train_bin", "validation_bin"}
         values = self.model_dump(mode="json", exclude={**dict.fromkeys(outside, True), "data": paths})
         for settings in values["parametrizations"].values():
