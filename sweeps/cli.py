@@ -65,7 +65,15 @@ def _drive(study: Study, jobs: int | None) -> Outcome:
 
     stop_on_sigterm()
     count = jobs or default_jobs()
+    if study.config.storage is not None:
+        from sweeps.fleet import drive_shared
+
+        return drive_shared(study, count, _say, command_line())
     return drive(study.directory, study.config, count, watcher_for(messages(), count), study.data_arguments(), command_line())
+
+
+def _say(text: str) -> None:
+    messages().print(text, markup=False, highlight=False)
 
 
 def _outcome_text(study: Study, outcome: Outcome) -> str:
@@ -142,6 +150,46 @@ def status_command(path: StudyPath, out: Out = None, json: Json = False) -> int:
     return OK if document["finished"] else NOT_OK
 
 
+@app.command("worker", context_settings=DOTTED)
+def worker_command(
+    context: typer.Context,
+    place: Annotated[
+        str, typer.Argument(help="A study's directory or YAML file, or the URL of its database.", show_default=False)
+    ],
+    name: Annotated[str | None, typer.Option(help="The study, where the database holds several.", show_default=False)] = None,
+    out: Out = None,
+    grace: Annotated[float, typer.Option(min=1, help="Seconds of silence after which a run goes to another worker.")] = 60.0,
+    settings: Settings = None,
+) -> int:
+    """Make runs of a shared study, beside any number of other workers anywhere, until none is left."""
+    from sweeps.fleet import pull, study_at, work
+    from sweeps.study_dir import open_study
+
+    stop_on_sigterm()
+    study = study_at(place, name, out) if "://" in place else _open(context, Path(place), out, settings)
+    options = overrides(settings or [], context.args)
+    if "://" in place and options:
+        study = open_study(study.directory, None, options)
+    made = work(study, _say, grace_s=grace)
+    pull(study)
+    _say(f"made {made} runs; nothing is left to do in {study.directory}")
+    return OK
+
+
+@app.command("fetch")
+def fetch_command(
+    url: Annotated[str, typer.Argument(help="The database's URL.", show_default=False)],
+    name: Annotated[str | None, typer.Option(help="The study, where the database holds several.", show_default=False)] = None,
+    out: Out = None,
+) -> int:
+    """Bring a shared study's config and finished runs here, so that status, transfer and report can read them."""
+    from sweeps.fleet import pull, study_at
+
+    study = study_at(url, name, out)
+    _say(f"{pull(study)} runs fetched to {study.directory}")
+    return OK
+
+
 @app.command("retry")
 def retry_command(path: StudyPath, out: Out = None, jobs: Jobs = None, json: Json = False) -> int:
     """Forget the failures of a study's runs and make those runs again."""
@@ -151,6 +199,13 @@ def retry_command(path: StudyPath, out: Out = None, jobs: Jobs = None, json: Jso
     from sweeps.study_dir import find_study
 
     study = find_study(path, out)
+    if study.config.storage is not None:
+        from sweeps.fleet import board_of
+
+        _say(f"{board_of(study).retry_failed()} failed runs will be made again.")
+        outcome = _drive(study, jobs)
+        answer(_outcome_document(study, outcome), _outcome_text(study, outcome), json)
+        return NOT_OK if outcome.failed or outcome.missing else OK
     with driver_lock(study.directory):
         finished = {record.run_id for record in read_records(study.directory)}
         forgotten = Queue(study.directory, study.config).forget_failures(finished)

@@ -172,7 +172,9 @@ def _formulas(rules: Sequence[TensorRule]) -> str:
         name = ".".join("*" if part.isdigit() else part for part in rule.name.split("."))
         if name not in names:
             names.append(name)
-    lines = ["formulas (ratios target / base: m_in and m_out of a tensor's fans, m_N of width, m_L of depth, S of steps) and sources"]
+    lines = [
+        "formulas (ratios target / base: m_in and m_out of a tensor's fans, m_N of width, m_L of depth, S of steps) and sources"
+    ]
     for (role, words, source), names in groups.items():
         lines += [f"  {role}: {', '.join(names)}", f"    {words}", f"    {source}"]
     return "\n".join(lines)

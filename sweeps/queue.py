@@ -7,21 +7,21 @@ loss (infinite when it diverged), or FAIL. The truth about a finished run is its
 from __future__ import annotations
 
 import sys
-import uuid
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, get_args
 
 import optuna
-from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from scaling.config import ParametrizationKind
 from scaling.errors import Fault, StudyError
 from scaling.locks import acquire
-from scaling.records import RunRecord, write_atomic
+from scaling.records import RunRecord
 from sweeps.plan import PlannedRun
 from sweeps.study import StudyConfig
 
@@ -49,17 +49,8 @@ class _KernelLock:
             self._file = None
 
 
-def open_storage(study_dir: Path, url: str | None) -> BaseStorage:
-    """The journal file in `study_dir`, or the RDB at `url`."""
-    if url is not None:
-        try:
-            return RDBStorage(url, engine_kwargs={"pool_pre_ping": True})
-        except ImportError as error:
-            raise StudyError(Fault(f"storage: {url}", str(error), "install the database's driver")) from None
-        except Exception as error:  # SQLAlchemy's and every driver's own exceptions
-            what = f"cannot be opened: {str(error).splitlines()[0]}"
-            cure = "give a URL such as postgresql://user:password@host/name, or leave `storage` out"
-            raise StudyError(Fault(f"storage: {url}", what, cure)) from None
+def open_storage(study_dir: Path) -> BaseStorage:
+    """The journal file in `study_dir`."""
     journal = study_dir / JOURNAL_NAME
     try:
         _drop_torn_line(journal)
@@ -93,12 +84,26 @@ class Claim:
     trial: Trial
 
 
+def optuna_trial(record: RunRecord) -> FrozenTrial:
+    """A finished run as a trial, for a study that only shows what was made (`sweeps.fleet`)."""
+    point = {"parametrization": record.parametrization, "width": record.width, "log2_lr": record.log2_lr, "seed": record.seed}
+    distributions = {
+        "parametrization": optuna.distributions.CategoricalDistribution(sorted(get_args(ParametrizationKind))),
+        "width": optuna.distributions.IntDistribution(1, 2**20),
+        "log2_lr": optuna.distributions.FloatDistribution(*LOG2_LR_BOUNDS),
+        "seed": optuna.distributions.IntDistribution(0, 1_000_000),
+    }
+    value = float("inf") if record.loss is None else record.loss
+    attributes = {"run_id": record.run_id, "status": record.status}
+    return optuna.trial.create_trial(params=point, distributions=distributions, value=value, user_attrs=attributes)
+
+
 class Queue:
-    """The runs of one study in Optuna."""
+    """The runs of one study in Optuna's journal, for the one driver of this machine."""
 
     def __init__(self, study_dir: Path, config: StudyConfig) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._storage = open_storage(study_dir, config.storage)
+        self._storage = open_storage(study_dir)
         self._config = config
         self._study = optuna.create_study(
             study_name=config.name,
@@ -107,20 +112,6 @@ class Queue:
             direction="minimize",
             load_if_exists=True,
         )
-        if config.storage is not None:
-            self._require_own(study_dir, config.storage)
-
-    def _require_own(self, study_dir: Path, url: str) -> None:
-        """A database may hold a study of this name that another folder's driver works on: its runs are not ours."""
-        own_id = study_dir / ".study-id"
-        if not own_id.exists():
-            write_atomic(own_id, f"{uuid.uuid4().hex}\n")
-        ours, theirs = own_id.read_text(encoding="utf-8").strip(), self._study.user_attrs.get("study_id")
-        if theirs is None:
-            self._study.set_user_attr("study_id", ours)
-        elif theirs != ours:
-            what = f"holds a study named {self._config.name!r} that belongs to another folder than {study_dir}"
-            raise StudyError(Fault(f"storage: {url}", what, "give this study another `name`, or a database of its own"))
 
     def trials(self, *states: TrialState) -> list[FrozenTrial]:
         return self._study.get_trials(deepcopy=False, states=states or None)

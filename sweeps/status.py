@@ -19,12 +19,19 @@ def status_document(study: Study) -> dict[str, Any]:
     """Counts a cell and in all. Running runs are counted only while a driver holds the study."""
     from sweeps.queue import Queue
 
+    if study.config.storage is not None:
+        from sweeps.fleet import pull
+
+        pull(study)
     results = {record.run_id: record for record in read_records(study.directory)}
     plan = make_plan(study.config, results)
     active = _driver_is_alive(study)
     try:
-        queue = Queue(study.directory, study.config)
-        failures, running = queue.failures(results), queue.running() if active else set()
+        if study.config.storage is not None:
+            active, failures, running = _on_board(study)
+        else:
+            queue = Queue(study.directory, study.config)
+            failures, running = queue.failures(results), queue.running() if active else set()
     except PermissionError:  # Somebody else's study, read only: the records say what is finished.
         failures, running = {}, set()
     cells: dict[tuple[str, int], list[PlannedRun]] = {}
@@ -49,6 +56,17 @@ def status_document(study: Study) -> dict[str, Any]:
         "finished": not missing and not failed,
         "next": _next_command(study, active, missing, bool(failed)),
     }
+
+
+def _on_board(study: Study) -> tuple[bool, dict[str, str], set[str]]:
+    """Whether workers are at it, failures, and running runs of a study in a database."""
+    from sweeps.fleet import board_of
+
+    board = board_of(study)
+    running = {run_id for run_id, state in board.states().items() if state == "running"}
+    failures = board.failures()
+    board.close()
+    return bool(running), failures, running
 
 
 def _next_command(study: Study, active: bool, missing: int, failed: bool) -> str | None:

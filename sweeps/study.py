@@ -196,7 +196,18 @@ class StudyConfig(Frozen):
 
         The corpus is known by its hash; the folder that it lies in may change.
         """
-        outside = {"runtime", "tolerances", "storage", "target", "description", "widths", "log2_lr", "seeds", "follow_up", "search"}
+        outside = {
+            "runtime",
+            "tolerances",
+            "storage",
+            "target",
+            "description",
+            "widths",
+            "log2_lr",
+            "seeds",
+            "follow_up",
+            "search",
+        }
         paths = {"paths", "train_bin", "validation_bin"}
         values = self.model_dump(mode="json", exclude={**dict.fromkeys(outside, True), "data": paths})
         for settings in values["parametrizations"].values():

@@ -96,6 +96,17 @@ def _settle(directory: Path, stored: StudyConfig, config: StudyConfig, file: Pat
     return Study(directory, config, tuple(f"{key}: {before.get(key)!r} -> {now.get(key)!r}" for key in changed))
 
 
+def write_study(directory: Path, config: StudyConfig) -> Study:
+    """The study of a resolved config that comes from elsewhere, its directory made or, when it is the same study's, taken over."""
+    stored_file = directory / STUDY_FILE
+    if stored_file.exists():
+        return _settle(directory, load_config(stored_file, StudyConfig), config, stored_file, True)
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise StudyError(Fault(str(directory), f"is not empty and holds no {STUDY_FILE}", "give another folder: --out DIR"))
+    _write(directory, config)
+    return Study(directory, config)
+
+
 def _write(directory: Path, config: StudyConfig) -> None:
     write_atomic(directory / STUDY_FILE, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
 
