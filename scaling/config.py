@@ -24,6 +24,9 @@ Seed = Annotated[int, Field(ge=0, le=2**31 - 1, strict=True)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+# Products of several of these stay finite.
+Factor = Annotated[float, Field(ge=1e-9, le=1e9)]
+LearningRate = Annotated[float, Field(ge=1e-30, le=1e32)]
 
 ParametrizationKind = Literal["sp", "mup", "mup-simple", "sp-per-layer", "completep", "umup", "spectral"]
 OptimizerKind = Literal["adamw", "adam", "sgd", "lion", "muon"]
@@ -185,10 +188,10 @@ class BaseShape(Frozen):
 class LRMultipliers(Frozen):
     """Constant factors on the LR, by class of tensor (Everett et al. 2407.05872)."""
 
-    embedding: PositiveFloat = 1.0
-    hidden: PositiveFloat = 1.0
-    gain: PositiveFloat = 1.0
-    readout: PositiveFloat = 1.0
+    embedding: Factor = 1.0
+    hidden: Factor = 1.0
+    gain: Factor = 1.0
+    readout: Factor = 1.0
 
 
 class OptimizerSettings(Frozen):
@@ -200,8 +203,8 @@ class OptimizerSettings(Frozen):
     lr_multipliers: LRMultipliers = LRMultipliers()
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    eps: PositiveFloat = 1e-8
-    weight_decay: NonNegativeFloat = 0.0
+    eps: Annotated[float, Field(ge=1e-60, le=1e9)] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0, le=1e9)] = 0.0
     weight_decay_rule: WeightDecayRule = "constant"
     """How a tensor's decay changes with its width: see scaling.tables.DECAY_RULES."""
     eps_rule: Literal["scaled", "constant"] = "scaled"
@@ -211,10 +214,24 @@ class OptimizerSettings(Frozen):
     betas_rule: Literal["constant", "horizon"] = "constant"
     """horizon: with base.steps, 1 - beta goes with base steps / steps (Complete(d)P 2512.22382 Table 1)."""
     muon_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    adamw_lr_factor: PositiveFloat = 1.0
+    adamw_lr_factor: Factor = 1.0
     """muon: AdamW's LR over Muon's."""
     clip_norm: PositiveFloat | None = 1.0
     """Global gradient norm above which gradients are scaled down; null turns clipping off."""
+
+    @model_validator(mode="after")
+    def _settings_are_used(self) -> Self:
+        """What this optimizer would ignore, or has no rule for, is an error."""
+        if self.kind == "adam" and self.weight_decay and self.weight_decay_rule not in ("constant", "unscaled"):
+            what = f"{self.weight_decay_rule} is a rule for decoupled decay, and adam's is part of the gradient"
+            raise fault_at("weight_decay_rule", f"{what}; use adamw, or the rule constant or unscaled")
+        if self.kind != "muon":
+            for key, default in (("adamw_lr_factor", 1.0), ("muon_momentum", 0.95)):
+                if getattr(self, key) != default:
+                    raise fault_at(key, f"is muon's, and the optimizer is {self.kind}")
+        if self.kind in ("sgd", "lion") and self.eps_rule != "scaled":
+            raise fault_at("eps_rule", f"{self.kind} has no eps; leave it out")
+        return self
 
     @property
     def horizon_fault(self) -> str | None:
@@ -229,7 +246,7 @@ class OptimizerSettings(Frozen):
 class OptimizerConfig(OptimizerSettings):
     """An optimizer at the base shape."""
 
-    lr: PositiveFloat = 2.0**-8
+    lr: LearningRate = 2.0**-8
     """Peak LR at the base shape."""
 
 
@@ -401,22 +418,44 @@ class RunConfig(Frozen):
         return self
 
     @model_validator(mode="after")
-    def _optimizer_rules_fit(self) -> Self:
+    def _forms_are_the_same_training(self) -> Self:
+        """Settings under which the tables of `form` would not be equivalent are table 8's alone."""
+        optimizer, form = self.optimizer, self.parametrization.form
+        if form == "table8" and self.parametrization.kind != "spectral":
+            return self
+        name = form if form != "table8" else "spectral, whose readout is in the form of table 3,"
+        if optimizer.weight_decay and optimizer.weight_decay_rule == "unscaled":
+            raise fault_at(
+                "weight_decay_rule",
+                f"unscaled means another training in {name} than in table 8; use another rule, or mup in table8",
+            )
+        if optimizer.eps_rule == "constant":
+            raise fault_at("eps_rule", f"constant means another training in {name} than in table 8; use scaled, or mup in table8")
+        return self
+
+    @model_validator(mode="after")
+    def _settings_meet_tensors(self) -> Self:
+        multipliers, model = self.optimizer.lr_multipliers, self.model
+        if multipliers.gain != 1.0 and not (model.norm_gain or model.qk_norm):
+            raise fault_at("lr_multipliers", "gain: the model has no gains (model.norm_gain, model.qk_norm)")
+        if multipliers.readout != 1.0 and model.tied_embeddings:
+            raise fault_at("lr_multipliers", "readout: the readout is the embedding's matrix; use embedding")
+        if self.parametrization.kind == "umup" and self.optimizer.kind == "adam" and self.optimizer.weight_decay:
+            raise fault_at("weight_decay", "umup has no known rule for adam's decay in the gradient; use adamw")
+        return self
+
+    @model_validator(mode="after")
+    def _steps_have_a_rule(self) -> Self:
         optimizer, base_steps = self.optimizer, self.base.steps
-        if optimizer.kind == "adam" and optimizer.weight_decay:
-            if optimizer.weight_decay_rule not in ("constant", "unscaled"):
-                what = f"{optimizer.weight_decay_rule} is a rule for decoupled decay, and adam's is part of the gradient"
-                raise fault_at("weight_decay_rule", f"{what}; use adamw, or the rule constant or unscaled")
-            if self.parametrization.kind == "umup":
-                raise fault_at("weight_decay", "umup has no known rule for adam's decay in the gradient; use adamw")
-        if optimizer.kind != "muon" and (optimizer.adamw_lr_factor != 1.0 or optimizer.muon_momentum != 0.95):
-            key = "adamw_lr_factor" if optimizer.adamw_lr_factor != 1.0 else "muon_momentum"
-            raise fault_at(key, f"is muon's, and the optimizer is {optimizer.kind}")
-        if base_steps is None and optimizer.betas_rule == "horizon":
-            raise fault_at("betas_rule", "horizon needs base.steps, the steps of the run that the betas were found in")
-        if base_steps is not None and optimizer.horizon_fault:
+        if base_steps is None:
+            if optimizer.betas_rule == "horizon":
+                raise fault_at("betas_rule", "horizon needs base.steps, the steps of the run that the betas were found in")
+            if optimizer.horizon_exponent != 0.5:
+                raise fault_at("horizon_exponent", "needs base.steps, the steps of the run that the values were found in")
+            return self
+        if optimizer.horizon_fault:
             raise fault_at("base", f"{optimizer.horizon_fault}; leave base.steps out")
-        if base_steps is not None and optimizer.betas_rule == "horizon":
+        if optimizer.betas_rule == "horizon":
             try:
                 horizon_betas((optimizer.beta1, optimizer.beta2), self.training.steps / base_steps)
             except ValueError as error:

@@ -15,7 +15,7 @@ from typing import Any
 from scaling.config import InitConfig, OptimizerConfig, OptimizerKind, ParametrizationConfig, RunConfig
 from scaling.horizon import HORIZON_SOURCE, horizon_betas, horizon_factors
 from scaling.shapes import Role, TensorSpec, transformer_tensors
-from scaling.tables import ABSOLUTE, DECAY_RULES, ONE, Powers, Ratio, Row, formula, rows_of, value
+from scaling.tables import ABSOLUTE, DECAY_RULES, GRADIENT_DECAY, ONE, Powers, Ratio, Row, formula, rows_of, value
 
 GAINS: tuple[Role, ...] = ("block_gain", "qk_gain", "final_gain")
 MUON_EPS = 1e-7
@@ -335,6 +335,7 @@ def _layer_free(name: str) -> str:
 
 
 __all__ = [
-    "DECAY_RULES", "HORIZON_SOURCE", "ForwardRules", "TensorRule", "at_horizon", "carried", "forward_rules", "horizon_betas",
+    "DECAY_RULES", "GRADIENT_DECAY", "HORIZON_SOURCE", "ForwardRules", "TensorRule", "at_horizon", "carried", "forward_rules",
+    "horizon_betas",
     "muon_adjustment", "tensor_rules",
 ]  # fmt: skip

@@ -173,6 +173,12 @@ DECAY_RULES: Mapping[str, str] = {
 }
 
 
+GRADIENT_DECAY = (
+    "part of the gradient: under the rule constant it goes with gradient over weight and keeps its share of the gradient "
+    "(Lemma J.1, with gradients as in Complete(d)P 2512.22382 Table 1)"
+)
+
+
 def completep(alpha: float) -> Mapping[Role, Row]:
     """muP and, over depth, CompleteP (2505.01618 Table 1; Complete(d)P 2512.22382 Table 1): branches times m_L^-alpha.
 

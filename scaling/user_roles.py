@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch import Tensor, nn
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from scaling.config import ParametrizationConfig
 from scaling.errors import Fault
@@ -23,6 +25,7 @@ UserRole = Literal["input", "hidden", "readout", "vector", "constant"]
 ROWS: Mapping[UserRole, Role] = {"input": "embedding", "hidden": "hidden", "readout": "readout", "vector": "block_gain"}
 CONSTANT = Row("does not grow: same value at every width", sgd_lr={})
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+NORMALIZATIONS = (WeightNorm, SpectralNorm)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
@@ -79,10 +82,20 @@ def classify(
 ) -> Shape | None:
     """The tensor's role, from the module that holds it and from which of its dimensions grow."""
     owner = model.get_submodule(name.rpartition(".")[0])
+    last = name.rpartition(".")[2]
+    if any(isinstance(hook, NORMALIZATIONS) for hook in owner._forward_pre_hooks.values()) and last.startswith("weight_"):
+        what = f"is part of a weight that {type(owner).__name__} normalizes in its forward pass: its size is not its own"
+        faults.append(Fault(name, what, "take weight_norm or spectral_norm away, or leave this module out"))
+        return None
     if len(dims) < 2:
         return Shape("vector" if any(dim.grows for dim in dims) else "constant", 1.0, math.prod(dim.ratio for dim in dims))
-    if isinstance(owner, (nn.Linear, nn.Bilinear, nn.MultiheadAttention, *CONVOLUTIONS)):
-        fan_out, fan_in = [dims[0]], dims[1:]
+    if isinstance(owner, nn.MultiheadAttention) and last in ("bias_k", "bias_v"):
+        fan_out, fan_in = [dims[-1]], []
+    elif isinstance(owner, (nn.Linear, nn.Bilinear, nn.MultiheadAttention, *CONVOLUTIONS)):
+        fan_out, fan_in = [dims[0]], list(dims[1:])
+    elif isinstance(owner, TRANSPOSED) and owner.groups == owner.in_channels:
+        # Depthwise: every output channel reads one input channel.
+        fan_out, fan_in = [dims[0]], list(dims[2:])
     elif isinstance(owner, TRANSPOSED):
         fan_out, fan_in = [dims[1]], [dims[0], *dims[2:]]
     elif isinstance(owner, (nn.Embedding, nn.EmbeddingBag)):
@@ -94,6 +107,13 @@ def classify(
         fan_out, fan_in = list(fan_in), []
     m_in, m_out = math.prod(dim.ratio for dim in fan_in), math.prod(dim.ratio for dim in fan_out)
     return Shape(_role(any(dim.grows for dim in fan_in), any(dim.grows for dim in fan_out)), m_in, m_out)
+
+
+def takes_role(model: nn.Module, name: str) -> bool:
+    """Whether the tensor's use cannot be read from the module that holds it."""
+    owner = model.get_submodule(name.rpartition(".")[0])
+    known = (nn.Linear, nn.Bilinear, nn.MultiheadAttention, *CONVOLUTIONS, *TRANSPOSED, nn.Embedding, nn.EmbeddingBag)
+    return not isinstance(owner, known)
 
 
 def is_embedding(model: nn.Module, name: str) -> bool:

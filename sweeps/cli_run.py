@@ -86,7 +86,7 @@ def train_command(
 
 def explain_command(context: typer.Context, path: RunPath, settings: Settings = None, json: Json = False) -> int:
     """Print for each tensor its multiplier, init std, LR, weight decay and eps at the base and here, with formula and source."""
-    from scaling.parametrization import DECAY_RULES, carried, forward_rules, tensor_rules
+    from scaling.parametrization import DECAY_RULES, GRADIENT_DECAY, carried, forward_rules, tensor_rules
 
     run = load_run(path, overrides(settings or [], context.args))
     steps = run.base.steps or run.training.steps
@@ -104,7 +104,7 @@ def explain_command(context: typer.Context, path: RunPath, settings: Settings = 
         "branch_multipliers": {"attention": forward.attention_branch, "mlp": forward.mlp_branch},
         "optimizer": carried(run).kind,
         "betas": [carried(run).beta1, carried(run).beta2],
-        "weight_decay_rule": DECAY_RULES[run.optimizer.weight_decay_rule],
+        "weight_decay_rule": GRADIENT_DECAY if run.optimizer.kind == "adam" else DECAY_RULES[run.optimizer.weight_decay_rule],
         "tensors": [rule.to_dict() | {"base": _at_base(before)} for rule, before in pairs],
     }
     answer(document, lambda: _explain_text(run, pairs, document), json)

@@ -337,6 +337,145 @@ def test_muon_takes_the_hidden_matrices_of_a_users_model() -> None:
     assert [item.lr for item in result.tensors if item.role == "input"] == pytest.approx([0.002, 0.002])
 
 
+class Wrapped(nn.Module):
+    """A user's own class with a child named as torch's wrappers name theirs."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.module = Mlp(width)
+        self.scale = nn.Parameter(torch.ones(10))
+
+
+def test_a_child_named_module_is_no_wrapper() -> None:
+    result = parametrize(Wrapped(64), base=Wrapped(BASE), lr=0.01)
+    assert {item.name for item in result.tensors} == {name for name, _ in Wrapped(64).named_parameters()}
+    wrapped = nn.DataParallel(Mlp(64))
+    assert len(parametrize(wrapped, base=Mlp(BASE), lr=0.01).tensors) == 6
+
+
+@pytest.mark.parametrize(
+    ("roles", "message"),
+    [
+        ({"positoin": "input"}, "did you mean 'position'"),
+        ({"position": "in"}, "use one of input, hidden, readout"),
+        ({"position": "input", "readout.weight": "readout"}, "is a parameter of Linear, whose use is known"),
+        ({"position": "input", "norm.weight": "readout"}, "is a vector or scalar"),
+    ],
+)
+def test_roles_that_would_be_ignored_are_refused(roles: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parametrize(Lm(64, tied=False), base=Lm(BASE, tied=False), lr=0.01, roles=roles)
+
+
+def roles_of(build: Callable[[int], nn.Module]) -> dict[str, str]:
+    return {item.name: item.role for item in parametrize(build(64), base=build(BASE), lr=0.01).tensors}
+
+
+def test_depthwise_convolutions_read_one_channel() -> None:
+    for kind in (nn.Conv1d, nn.ConvTranspose1d):
+        assert roles_of(lambda width, kind=kind: kind(width, width, 3, groups=width))["weight"] == "input"
+    assert roles_of(lambda width: nn.ConvTranspose1d(width, width, 3, groups=4))["weight"] == "hidden"
+
+
+def test_added_keys_and_values_of_attention_are_inputs() -> None:
+    roles = roles_of(lambda width: nn.MultiheadAttention(width, 4, add_bias_kv=True))
+    assert (roles["bias_k"], roles["bias_v"], roles["in_proj_weight"]) == ("input", "input", "hidden")
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("normalize", [nn.utils.weight_norm, nn.utils.spectral_norm])
+def test_weights_that_are_normalized_in_the_forward_pass_are_refused(normalize: Callable[[nn.Module], nn.Module]) -> None:
+    def build(width: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(8, width), normalize(nn.Linear(width, 10)))
+
+    with pytest.raises(ConfigError, match="normalizes in its forward pass"):
+        parametrize(build(64), base=build(BASE), lr=0.01)
+
+
+def test_a_file_needs_torchs_own_init(tmp_path: Path) -> None:
+    file = tmp_path / "mlp.bsh"
+    mup.make_base_shapes(Mlp(BASE), Mlp(2 * BASE), savefile=str(file))
+    model = Mlp(128)
+    nn.init.normal_(model.layers[2].weight, std=0.02)
+    with pytest.raises(ConfigError, match="does not start as torch starts it"):
+        parametrize(model, base=file, lr=0.01)
+    parametrize(model, base=file, lr=0.01, rescale=False)
+
+
+def test_small_tensors_do_not_let_their_draws_decide() -> None:
+    """A value head of 64 entries: its constant std and torch's own are told apart by what they are, not by one noisy ratio."""
+
+    def head(width: int, std: float | None) -> nn.Module:
+        layer = nn.Linear(width, 1, bias=False)
+        if std is not None:
+            nn.init.normal_(layer.weight, std=std)
+        return layer
+
+    for std, factor in ((0.02, 0.5), (None, 0.5**0.5)):
+        seen = set()
+        for seed in range(100):
+            torch.manual_seed(seed)
+            seen.add(round(parametrize(head(128, std), base=head(64, std), lr=0.01).tensors[0].rescaled, 4))
+        assert seen == {round(factor, 4)}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": 0.0}, "lr: "),
+        ({"weight_decay": -1.0}, "weight_decay: "),
+        ({"optimizer": "AdamW"}, "optimizer: "),
+        ({"base": 64}, "base: is a int"),
+        ({"optimizer": "adam", "weight_decay": 0.1, "weight_decay_rule": "independent"}, "rule for decoupled decay"),
+        ({"adamw_lr_factor": 3.0}, "is muon's"),
+    ],
+)
+def test_wrong_arguments_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parametrize(Mlp(64), **({"base": Mlp(BASE), "lr": 0.01} | options))
+
+
+def test_models_without_shapes_or_values_are_refused() -> None:
+    with pytest.raises(ConfigError, match="pass a batch through the model first"):
+        parametrize(nn.LazyLinear(10), base=nn.LazyLinear(10), lr=0.01)
+    with torch.device("meta"):
+        empty = Mlp(64)
+    with pytest.raises(ConfigError, match="build the model on a device"):
+        parametrize(empty, base=Mlp(BASE), lr=0.01)
+    broken = Mlp(64)
+    nn.init.constant_(broken.layers[0].weight, float("nan"))
+    with pytest.raises(ConfigError, match="not finite"):
+        parametrize(broken, base=Mlp(BASE), lr=0.01)
+
+
+def test_muon_without_a_hidden_matrix_is_refused() -> None:
+    def build(width: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(8, width), nn.Linear(width, 10))
+
+    with pytest.raises(ConfigError, match="the model has none"):
+        parametrize(build(64), base=build(BASE), lr=0.02, optimizer="muon")
+
+
+def test_another_base_needs_another_model() -> None:
+    model = made(Mlp(128))
+    with pytest.raises(ConfigError, match="build the model anew"):
+        parametrize(model, base=Mlp(64), lr=0.01)
+
+
+def test_a_tied_readout_called_by_keyword_is_scaled() -> None:
+    torch.manual_seed(0)
+    model = Lm(64)
+    parametrize(model, base=Lm(BASE), lr=0.01, roles={"position": "input"})
+    x = torch.randn(2, 64)
+    assert torch.equal(model.readout(input=x), model.readout(x))
+
+
+def test_an_optimizer_of_other_groups_cannot_be_checked() -> None:
+    result = parametrize(Mlp(64), base=Mlp(BASE), lr=0.01)
+    with pytest.raises(ConfigError, match="was not made by parametrize"):
+        result.check(torch.optim.AdamW(Mlp(64).parameters()))
+
+
 def test_a_scheduler_that_flattens_the_groups_is_refused() -> None:
     result = parametrize(Mlp(128), base=Mlp(BASE), lr=0.01)
     optimizer = torch.optim.AdamW(result.groups)

@@ -172,6 +172,13 @@ def test_every_combination_without_a_rule_is_refused() -> None:
         ({"kind": "umup"}, {"kind": "adam", "weight_decay": 0.1}, "no known rule for adam's decay"),
         ({}, {"adamw_lr_factor": 0.5}, "is muon's"),
         ({}, {"betas_rule": "horizon"}, "needs base.steps"),
+        ({}, {"horizon_exponent": 0.3}, "needs base.steps"),
+        ({}, {"kind": "sgd", "eps_rule": "constant"}, "has no eps"),
+        ({}, {"lr_multipliers": {"gain": 2.0}}, "the model has no gains"),
+        ({"form": "table3"}, {"weight_decay": 0.1, "weight_decay_rule": "unscaled"}, "another training in table3"),
+        ({"form": "table9"}, {"eps_rule": "constant"}, "another training in table9"),
+        ({"kind": "spectral"}, {"eps_rule": "constant"}, "another training in spectral"),
+        ({}, {"kind": "muon", "adamw_lr_factor": 1e300}, "less than or equal"),
     ],
 )
 def test_settings_that_would_be_ignored_or_guessed_are_refused(
