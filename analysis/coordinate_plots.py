@@ -52,7 +52,7 @@ class PanelInfo:
 
 
 def panel_info(measurement: Measurement, verdict: CoordinateVerdict, statistic: str) -> PanelInfo:
-    """Lines of one statistic; what is zero at some width (a zero init) has none."""
+    """Lines of one statistic; what is zero (a zero init) or not finite at some width has none."""
     named = {item.tensor for item in verdict.culprits if item.statistic in (statistic, *_RELATED.get(statistic, ()))}
     sums: dict[str, dict[int, list[float]]] = {}
     for row in measurement.rows:
@@ -62,7 +62,7 @@ def panel_info(measurement: Measurement, verdict: CoordinateVerdict, statistic: 
     for name, by_width in sums.items():
         widths = np.array(sorted(by_width))
         values = np.array([np.mean(by_width[width]) for width in widths])
-        if len(widths) > 1 and (values > 0).all():
+        if len(widths) > 1 and (values > 0).all() and np.isfinite(values).all():
             lines.append(Line(name or "output", widths, values / values[0], name in named))
     # With depth what is right follows what is measured: a line for each quarter of a power is enough.
     unit = 0.01 if verdict.axis == "width" else 0.25

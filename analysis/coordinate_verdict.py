@@ -134,6 +134,8 @@ class CoordinateVerdict:
         """The verdict in a line."""
         wrong = len({item.tensor for item in self.culprits if item.level == "fail"} - {"loss"})
         failed = [f"{wrong} tensor{'s are' if wrong != 1 else ' is'} wrong"] if wrong else []
+        whole = {item.statistic for item in self.culprits if item.tensor == "loss"}
+        failed += [words for statistic, words in _WHOLE.items() if statistic in whole]
         if self.wider is not None and self.wider.verdict == "fail":
             failed.append("wider models end worse")
         return {
@@ -168,6 +170,8 @@ class CoordinateVerdict:
         return header, rows
 
 
+_WHOLE = {"not_finite": "the loss is not finite", "frozen": "nothing is trained"}
+"""Culprits of the whole model."""
 _DEMANDS: Mapping[Axis, str] = {"width": "maximal update", "depth": "CompleteP"}
 
 
@@ -225,6 +229,10 @@ class Table:
     def once(self, kind: str, name: str, statistic: str) -> float:
         """What was measured at one width and seed only."""
         return next((value for row in self._values.get((kind, name, statistic), {}).values() for value in row.values()), math.nan)
+
+    def least(self, kind: str, name: str, statistic: str) -> float:
+        values = self._values.get((kind, name, statistic), {}).values()
+        return min((value for row in values for value in row.values()), default=math.nan)
 
     def names(self, kind: str, statistic: str) -> list[str]:
         return [name for known, name, known_statistic in self._values if (known, known_statistic) == (kind, statistic)]

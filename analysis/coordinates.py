@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from analysis.coordinate_exact import exact_culprits, is_broken
 from analysis.coordinate_verdict import CoordinateVerdict, Culprit, Slope, Table, TensorReport, Verdict
 from analysis.results import interval_text
 from scaling.coordinate_rows import Measurement, TensorFacts
@@ -36,13 +37,17 @@ MIN_SPAN = 4.0
 
 
 def judge(measurement: Measurement) -> CoordinateVerdict:
-    """Judge a measurement over at least three widths that span at least a factor of four."""
+    """Judge a measurement over at least three widths that span at least a factor of four.
+
+    Over fewer, a slope of a few seeds says nothing: only what is wrong at any span is named.
+    """
     table = Table(measurement)
     widths = tuple(sorted({row.width for row in measurement.rows}))
     facts = measurement.tensors
     order = {name: place for place, name in enumerate(table.names("module", "activation"))}
     readout = _readout(table, facts, order)
-    shift = _readout_shift(table, readout)
+    vectors = {item.name for item in facts if len(next(iter(item.shapes.values()))) < 2}
+    shift = _readout_shift(table, readout, drawn=0.0 if readout in vectors else -0.5)
     heads = _head_growth(measurement, widths)
     reports = [_report(table, item, 0.0 if item.name == readout else shift, widths[-1]) for item in facts]
     culprits: list[Culprit] = []
@@ -57,8 +62,13 @@ def judge(measurement: Measurement) -> CoordinateVerdict:
         # A wrong init changes how much of the output everything else makes up: that is an effect.
         culprits = [item for item in culprits if item.statistic != "multiplier"]
         notes.insert(0, "forward multipliers are judged once the inits are right")
+    exact = exact_culprits(measurement, "width")
+    narrow = is_narrow(widths)
+    if narrow or is_broken(exact):
+        culprits = [item for item in culprits if item.statistic == "weight_decay"]
+    culprits = exact + culprits
     failed, warned = any(item.level == "fail" for item in culprits), bool(culprits)
-    unsure = bool(undecided) or len(widths) < 3 or widths[-1] < MIN_SPAN * widths[0]
+    unsure = bool(undecided) or narrow
     verdict: Verdict = "fail" if failed else "inconclusive" if unsure else "warn" if warned else "pass"
     modules = {name: (table.slope("module", name, "activation"), table.slope("module", name, "change")) for name in order if name}
     return CoordinateVerdict(
@@ -66,26 +76,38 @@ def judge(measurement: Measurement) -> CoordinateVerdict:
     )
 
 
-def _readout(table: Table, facts: Sequence[TensorFacts], order: Mapping[str, int]) -> str | None:
-    """The matrix with one growing dimension in which the output is linear, else the one whose module comes last.
+def is_narrow(sizes: Sequence[int]) -> bool:
+    """Whether the widths (or depths) are too few, or too near each other, for their slopes to be judged."""
+    return len(sizes) < 3 or sizes[-1] < MIN_SPAN * sizes[0]
 
-    What it does wrong shows in all others.
+
+def _readout(table: Table, facts: Sequence[TensorFacts], order: Mapping[str, int]) -> str | None:
+    """The matrix with one growing dimension in which the output is linear, else such a vector, else the matrix whose module comes last.
+
+    What it does wrong shows in all others. A vector must be the user's own parameter, and the only one of its kind: the output is
+    linear in a last layer's gain as well.
     """
     matrices = [item for item in facts if item.growing == 1 and len(next(iter(item.shapes.values()))) > 1]
     curvature = {item.name: table.once("tensor", item.name, "curvature") for item in matrices}
     linear = [name for name, value in curvature.items() if value < LINEAR]
+    vectors = [item.name for item in facts if item.growing == 1 and item.raw and len(item.shapes[min(item.shapes)]) == 1]
+    straight = [name for name in vectors if table.once("tensor", name, "curvature") < LINEAR]
+    if not linear and len(straight) == 1:
+        return straight[0]
     place = {item.name: order.get(item.name.rpartition(".")[0], -1) for item in matrices}
     candidates = linear or [name for name, at in place.items() if at >= 0]
     return max(candidates, key=lambda name: place[name]) if candidates else None
 
 
-def _readout_shift(table: Table, name: str | None) -> float:
-    """By how much the readout moves the sensitivity of every tensor below it: its own gain is -1/2 when it is right."""
+def _readout_shift(table: Table, name: str | None, drawn: float) -> float:
+    """By how much the readout moves the sensitivity of every tensor below it: its own gain is -1/2 when it is right.
+
+    drawn: how the entries go with width that a readout which starts at zero is given for the sensitivities.
+    """
     if name is None:
         return 0.0
     init = table.slope("tensor", name, "init").value
-    # A readout that starts at zero is drawn with 1/sqrt(fan_in) for the sensitivities.
-    shift = table.slope("tensor", name, "sensitivity").value + (-0.5 if math.isnan(init) else init) + 0.5
+    shift = table.slope("tensor", name, "sensitivity").value + (drawn if math.isnan(init) else init) + 0.5
     return shift if math.isfinite(shift) else 0.0
 
 
@@ -104,7 +126,7 @@ def _judge_tensor(
     table: Table, item: TensorFacts, report: TensorReport, is_readout: bool, width: int, heads: Mapping[str, float]
 ) -> tuple[list[Culprit], list[str]]:
     """The tensor's culprits, and what could not be decided."""
-    vector = len(report.shape) < 2 or report.growing == 0
+    vector = (len(report.shape) < 2 and not is_readout) or report.growing == 0
     tolerance = LOOSE if vector else TIGHT
     init, update = report.init.off(report.expected["init"]), report.update.off(report.expected["update"])
     gain = report.sensitivity.off(report.expected["sensitivity"])
@@ -116,7 +138,8 @@ def _judge_tensor(
     # In another form the sensitivity is off by what the update is off the other way (Lemma J.1); the init is then judged in that form.
     shift = gain if abs(update) > tolerance and abs(update + gain) < TIGHT and not vector else 0.0
     init, update, gain = init + shift, update + shift, gain - shift
-    explained = _explained_by_gradient(table, item, report)
+    # What no gradient reaches is moved by its decay alone.
+    explained = _explained_by_gradient(table, item, report) or table.least("tensor", item.name, "reached") == 0
     # Readouts and vectors may start smaller than order one, as zeros do.
     wrong_init = abs(init) > tolerance and not (init < 0 and (vector or is_readout))
     wrong_update = abs(update) > tolerance and not explained
@@ -211,11 +234,19 @@ def _attention_culprits(table: Table, heads: Mapping[str, float]) -> list[Culpri
 
 def _notes(table: Table, facts: Sequence[TensorFacts], widths: Sequence[int], undecided: Sequence[str]) -> list[str]:
     notes = []
-    if len(widths) < 3 or widths[-1] < MIN_SPAN * widths[0]:
+    if is_narrow(widths):
         notes.append("give at least three widths that span a factor of four (four over a factor of eight are better)")
     if undecided:
         notes.append(f"more seeds would decide: {'; '.join(undecided[:5])}")
     notes += [f"{item.name}: {item.growing} dimensions grow, no rule is known" for item in facts if item.growing > 2]
+    deaf = [
+        item.name for item in facts
+        if item.growing in (1, 2)
+        and math.isnan(table.slope("tensor", item.name, "sensitivity").value)
+        and math.isfinite(table.slope("tensor", item.name, "update").value)
+    ]  # fmt: skip
+    if deaf:
+        notes.append(f"the output does not answer to them at some width, multipliers not judged: {', '.join(deaf[:5])}")
     frozen = [item.name for item in facts if math.isnan(table.slope("tensor", item.name, "update").value)]
     if frozen:
         notes.append(f"never moved at some width, not judged: {', '.join(frozen[:5])}")

@@ -19,8 +19,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from analysis.coordinate_exact import exact_culprits, is_broken
 from analysis.coordinate_verdict import CoordinateVerdict, Culprit, Slope, Table, TensorReport, Verdict
-from analysis.coordinates import EPS_SHARE, LOOSE, MIN_SPAN, TIGHT, eps_share, undecided_slopes
+from analysis.coordinates import EPS_SHARE, LOOSE, TIGHT, eps_share, is_narrow, undecided_slopes
 from scaling.coordinate_rows import Measurement, Row, TensorFacts
 
 SUM = -1.0
@@ -58,8 +59,10 @@ def judge_depth(measurement: Measurement, free: Callable[[str], str]) -> Coordin
         ]  # fmt: skip
     blind = [item.name for item in reports if math.isnan(item.sensitivity.value)] + _unequal_layers(measurement, free, depths[-1])
     notes = _notes(table, reports, depths, undecided, blind)
-    few = len(depths) < 3 or depths[-1] < MIN_SPAN * depths[0]
-    unsure = bool(undecided) or few or bool(blind) or not any(item.growing for item in reports)
+    narrow = is_narrow(depths)
+    unsure = bool(undecided) or narrow or bool(blind) or not any(item.growing for item in reports)
+    exact = exact_culprits(measurement, "depth", free)
+    culprits = exact + ([] if narrow or is_broken(exact) else culprits)
     verdict: Verdict = "fail" if culprits else "inconclusive" if unsure else "pass"
     names = [name for name in table.names("module", "activation") if name]
     modules = {name: (table.slope("module", name, "activation"), table.slope("module", name, "change")) for name in names}
@@ -71,12 +74,13 @@ def over_layers(measurement: Measurement, free: Callable[[str], str]) -> Measure
     """The measurement with one row for all layers of a tensor or module: the root mean square of theirs."""
     squares: dict[tuple[int, int, str, str, str], list[float]] = {}
     for row in measurement.rows:
-        squares.setdefault((row.width, row.seed, row.kind, free(row.name), row.statistic), []).append(row.value**2)
+        squares.setdefault((row.width, row.seed, row.kind, free(row.name), row.statistic), []).append(row.value * row.value)
     rows = tuple(Row(*key, math.sqrt(math.fsum(values) / len(values))) for key, values in squares.items())
     facts: dict[str, TensorFacts] = {}
     for item in measurement.tensors:
         known = facts.setdefault(free(item.name), TensorFacts(free(item.name), {}, item.owner, item.optimizer))
         known.shapes.update(item.shapes)
+        known.not_optimized.update(item.not_optimized)
     return Measurement(rows, tuple(facts.values()), measurement.steps)
 
 
@@ -189,7 +193,7 @@ def _notes(
     table: Table, reports: Sequence[TensorReport], depths: Sequence[int], undecided: Sequence[str], blind: Sequence[str]
 ) -> list[str]:
     notes = []
-    if len(depths) < 3 or depths[-1] < MIN_SPAN * depths[0]:
+    if is_narrow(depths):
         notes.append("give at least three depths that span a factor of four (four over a factor of eight are better)")
     if not any(item.growing for item in reports):
         notes.append("no tensor's name has a number that counts layers: blocks are found by it (nn.ModuleList, nn.Sequential)")

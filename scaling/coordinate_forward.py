@@ -33,7 +33,9 @@ class Seen:
         output = self._last if self._output is None or self._output.numel() == 1 else self._output
         if output is None:
             what = "the forward pass goes through no module, so that the model's output is not seen"
-            raise fault_of(self.target, "loss", what, "call the model or its modules (model(x), model.readout(x)), not their weights alone")
+            raise fault_of(
+                self.target, "loss", what, "call the model or its modules (model(x), model.readout(x)), not their weights alone"
+            )
         return output
 
     @contextmanager
@@ -128,5 +130,3 @@ def rms_of_nonzero(tensor: Tensor) -> float:
     """RMS over the entries that are not zero: an embedding's untouched rows say nothing."""
     count = int(torch.count_nonzero(tensor.detach()))
     return norm(tensor) / math.sqrt(count) if count else 0.0
-
-

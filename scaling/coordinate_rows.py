@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+NOT_OPTIMIZED = "none"
+"""Optimizer of a tensor that no group holds."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -27,12 +30,20 @@ class TensorFacts:
     owner: str
     """Class of the module that holds it."""
     optimizer: str
+    """Class of the optimizer that holds it at the largest width."""
+    not_optimized: set[int] = field(default_factory=set)
+    """Widths at which no optimizer's group holds it."""
 
     @property
     def growing(self) -> int:
         """How many of the tensor's dimensions grow with width."""
         small, large = self.shapes[min(self.shapes)], self.shapes[max(self.shapes)]
-        return sum(b > a for a, b in zip(small, large, strict=True))
+        return sum(b > a for a, b in zip(small, large, strict=False))
+
+    @property
+    def raw(self) -> bool:
+        """Whether it is a parameter of the user's own, not a layer's weight or bias."""
+        return self.name.rpartition(".")[2] not in ("weight", "bias")
 
 
 @dataclass(frozen=True)

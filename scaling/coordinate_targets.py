@@ -5,6 +5,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -93,17 +96,34 @@ def _module(place: str, where: str) -> ModuleType:
             path = Path(place)
             if not path.is_file():
                 raise ConfigError(Fault(where, f"{path}: no such file"))
-            spec = importlib.util.spec_from_file_location(path.stem, path)
-            assert spec is not None, "a .py file has a loader"
-            assert spec.loader is not None, "a .py file has a loader"
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[path.stem] = module
-            sys.path.insert(0, str(path.parent.resolve()))
-            spec.loader.exec_module(module)
-            return module
-        sys.path.insert(0, str(Path.cwd()))
-        return importlib.import_module(place)
+            return _file(path)
+        with _importable(Path.cwd()):
+            return importlib.import_module(place)
     except ConfigError:
         raise
     except Exception as error:
         raise ConfigError(Fault(where, f"cannot be imported: {type(error).__name__}: {error}")) from None
+
+
+def _file(path: Path) -> ModuleType:
+    """The file as a module of a name of its own: as `random` or `scaling` it would replace the real one for everybody."""
+    name = f"_target_{path.stem}_{zlib.crc32(str(path.resolve()).encode()):08x}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None, "a .py file has a loader"
+    assert spec.loader is not None, "a .py file has a loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    with _importable(path.parent.resolve()):
+        spec.loader.exec_module(module)
+    return module
+
+
+@contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    """Let what lies in `folder` be imported: first of all meanwhile, and last of all from then on, where it hides nothing."""
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        sys.path.append(str(folder))

@@ -20,23 +20,25 @@ Statistics of a tensor W (W0 before the first step, RMS over entries):
 
 Statistics of a module: `activation` (mean |x| of its output before the first step), `change` (RMS of what all steps but the last
 changed, over the first eighth of its rows), and, where scaled_dot_product_attention is called, `attention_logits` (RMS of
-query . key x scale, in the random model).
+query . key x scale, in the random model). Of the whole model, named "": `output`, and `loss` at every step and after the last, up to the
+first that is not finite, where training ends. A tensor that has not moved, or to which no gradient came, has `reached`:
+1 where one came, else 0.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
-from scaling.coordinate_rows import Measurement, Row, TensorFacts
+from scaling.coordinate_faults import check_depths, check_loss, check_model, check_optimizer, check_sizes
+from scaling.coordinate_forward import AttentionLogits, Seen, norm, rms, rms_of_nonzero
+from scaling.coordinate_rows import NOT_OPTIMIZED, Measurement, Row, TensorFacts
 from scaling.layer_names import LayerNames
 from scaling.signs import balanced_signs
 
@@ -82,6 +84,8 @@ def measure(
             if progress is not None:
                 progress(width, seed)
             rows += _Probe(target, width, seed, common).run(steps, effects=effects)
+    if layers is None:
+        check_sizes(target, common.facts, common.widths)
     return Measurement(tuple(rows), tuple(common.facts.values()), steps, common.head_dims)
 
 
@@ -95,7 +99,7 @@ def measure_depths(
     limit of many layers: where they outweigh it, as they do at first beside an embedding of std 0.02, a norm takes their multiplier out
     again.
     """
-    layers = LayerNames([[name for name, _ in target.build(depth).named_parameters()] for depth in (min(depths), max(depths))])
+    layers = LayerNames(check_depths(target, target.build, depths))
     return measure(target, depths, seeds=seeds, steps=steps, effects=effects, layers=layers, progress=progress), layers
 
 
@@ -121,19 +125,25 @@ class _Probe:
         _seed(seed)
         self.target, self.width, self.seed, self.common = target, width, seed, common
         self.model = target.build(width)
+        check_model(target, self.model, width)
         self.optimizer = target.optimizer(self.model, width)
+        check_optimizer(target, self.optimizer)
         self.data = common.data
         self.tensors = {name: tensor for name, tensor in self.model.named_parameters() if tensor.requires_grad}
         self.start = {name: tensor.detach().clone() for name, tensor in self.tensors.items()}
-        self.sizes = {name: _rms(tensor) for name, tensor in self.start.items()}
+        self.sizes = {name: rms(tensor) for name, tensor in self.start.items()}
         self.rows: list[Row] = []
         self.optimizers: dict[str, str] = {}
+        self.reached: set[str] = set()
+        """Tensors to which a gradient came."""
         modules = dict(self.model.named_modules())
         for name, tensor in self.tensors.items():
             owner = type(modules[name.rpartition(".")[0]]).__name__
             self.optimizers[name] = _optimizer_of(self.optimizer, tensor)
             known = common.facts.setdefault(name, TensorFacts(name, {}, owner, self.optimizers[name]))
             known.shapes[width] = tuple(tensor.shape)
+            if self.optimizers[name] == NOT_OPTIMIZED:
+                known.not_optimized.add(width)
 
     def run(self, steps: int, *, effects: bool) -> list[Row]:
         for name, size in self.sizes.items():
@@ -143,16 +153,16 @@ class _Probe:
         self._activations(before)
         for name, output in last.outputs.items():
             if name in before.outputs and before.outputs[name].shape == output.shape:
-                self._add("module", name, "change", _rms(output - before.outputs[name]))
+                self._add("module", name, "change", rms(output - before.outputs[name]))
         if effects:
             self._effects()
         self._updates()
         return self.rows
 
-    def _activations(self, seen: _Seen) -> None:
+    def _activations(self, seen: Seen) -> None:
         for name, size in seen.sizes.items():
             self._add("module", name, "activation", size)
-        self._add("module", "", "output", _rms(seen.output))
+        self._add("module", "", "output", rms(seen.output))
 
     def _add(self, kind: str, name: str, statistic: str, value: float) -> None:
         self.rows.append(Row(self.width, self.seed, kind, name, statistic, value))
@@ -160,29 +170,49 @@ class _Probe:
     def _forward(self, data: Any) -> Tensor:
         """The model's output, with its graph where gradients are enabled; random numbers are the same every time."""
         _seed(self.seed)
-        seen = _Seen(self.model, record=False)
+        seen = Seen(self.target, self.model, record=False)
         with seen.watching():
-            self.target.loss(self.model, data)
+            check_loss(self.target, self.target.loss(self.model, data), trained=False)
         return seen.output
 
-    def _train(self, steps: int) -> tuple[_Seen, _Seen]:
-        """Do the steps; return what the first forward pass and the last one, before the last update, went through."""
-        watched = {0: _Seen(self.model, record=True), steps - 1: _Seen(self.model, record=True)}
+    def _train(self, steps: int) -> tuple[Seen, Seen]:
+        """Do the steps; return what the first forward pass and the last one, before the last update, went through.
+
+        It ends before the step whose loss is not finite.
+        """
+        watched = {step: Seen(self.target, self.model, record=True) for step in (0, steps - 1)}
         for step in range(steps):
             self.optimizer.zero_grad(set_to_none=True)
             _seed(self.seed)
             with watched[step].watching() if step in watched else nullcontext():
-                loss = self.target.loss(self.model, self.data)
+                loss = check_loss(self.target, self.target.loss(self.model, self.data), trained=True)
+            if not self._finite_loss(loss):
+                return watched[0], watched[steps - 1]
             loss.backward()  # type: ignore[no-untyped-call]
+            self._note_reached()
             if step == 0 and self.width == self.common.widths[-1]:
                 for name, tensor in self.tensors.items():
                     if tensor.grad is not None:
-                        self._add("tensor", name, "gradient", _rms_of_nonzero(tensor.grad))
+                        self._add("tensor", name, "gradient", rms_of_nonzero(tensor.grad))
             self.optimizer.step()
             after_step = getattr(self.target, "after_step", None)
             if after_step is not None:
                 after_step(self.model, self.optimizer, step)
+        with torch.no_grad():
+            _seed(self.seed)
+            self._finite_loss(check_loss(self.target, self.target.loss(self.model, self.data), trained=False))
         return watched[0], watched[steps - 1]
+
+    def _finite_loss(self, loss: Tensor) -> bool:
+        """Record the loss, and say whether it is a finite number."""
+        value = float(loss.detach())
+        self._add("module", "", "loss", value)
+        return math.isfinite(value)
+
+    def _note_reached(self) -> None:
+        for name, tensor in self.tensors.items():
+            if name not in self.reached and tensor.grad is not None and bool(tensor.grad.any()):
+                self.reached.add(name)
 
     def _sensitivities(self) -> None:
         # Not the seed that the model was initialized from: the same stream again would be correlated with its weights.
@@ -192,12 +222,14 @@ class _Probe:
         gradients, signs = self._gradients(output)
         reference = output.detach()
         del output
+        finite = bool(reference.isfinite().all())
         with torch.no_grad():
             if self.seed == 0 and self.width == self.common.widths[-1]:
-                self.common.by_change = not self._agree(gradients, signs, reference, data, changed)
-            found = {} if self.common.by_change else {name: _norm(gradient) for name, gradient in gradients.items()}
+                self.common.by_change = finite and not self._agree(gradients, signs, reference, data, changed)
+            norms = {} if self.common.by_change else {name: norm(gradient) for name, gradient in gradients.items()}
+            found = {name: value for name, value in norms.items() if math.isfinite(value)}
             scale = math.sqrt(reference.numel())
-            for name in self.tensors:
+            for name in self.tensors if finite else ():
                 value = found[name] / scale if name in found else self._by_change(name, reference, data, generator)
                 self._add("tensor", name, "sensitivity", value)
             if self.seed == 0 and self.width == self.common.widths[0]:
@@ -206,7 +238,7 @@ class _Probe:
                 self.tensors[name].copy_(self.start[name])
 
     def _with_attention_logits(self) -> tuple[Tensor, Any]:
-        logits = _AttentionLogits(self.model, self.common.head_dims, self.width)
+        logits = AttentionLogits(self.model, self.common.head_dims, self.width)
         with logits:
             found = self._part()
         for name, value in logits.sizes.items():
@@ -226,8 +258,10 @@ class _Probe:
     def _draw_zeros(self, generator: torch.Generator) -> set[str]:
         """Fill the tensors that start at zero with random numbers, and name them."""
         drawn = {name: tensor for name, tensor in self.tensors.items() if self.sizes[name] == 0}
-        for tensor in drawn.values():
-            scale = 1.0 / math.sqrt(max(1, tensor[0].numel())) if tensor.dim() > 1 else RELATIVE_NUDGE
+        for name, tensor in drawn.items():
+            # An embedding's rows are inputs, whose entries are of order one at every width.
+            fan_in = 1 if self.common.facts[name].owner == "Embedding" else max(1, tensor[0].numel())
+            scale = 1.0 / math.sqrt(fan_in) if tensor.dim() > 1 else RELATIVE_NUDGE
             tensor.copy_(scale * torch.randn(tensor.shape, generator=generator))
         return set(drawn)
 
@@ -254,32 +288,33 @@ class _Probe:
 
         It does not where they are not the output's derivatives: a detached path, multipliers that act one way only.
         """
-        steps = {name: NUDGE_ALONG * _rms(self.tensors[name]) / max(_rms(item), 1e-30) for name, item in gradients.items()}
+        steps = {name: NUDGE_ALONG * rms(self.tensors[name]) / max(rms(item), 1e-30) for name, item in gradients.items()}
         kept = {name: self.tensors[name].detach().clone() if name in changed else self.start[name] for name in gradients}
         for name, item in gradients.items():
             self.tensors[name].add_(item, alpha=steps[name])
         moved = self._forward(data) - reference
         for name, tensor in kept.items():
             self.tensors[name].copy_(tensor)
-        predicted = sum(steps[name] * _norm(item) ** 2 for name, item in gradients.items())
+        predicted = sum(steps[name] * norm(item) ** 2 for name, item in gradients.items())
         return abs(float((moved * signs).sum()) - predicted) < DISAGREE * predicted
 
     def _by_change(self, name: str, reference: Tensor, data: Any, generator: torch.Generator) -> float:
         """The same by a small random change of one tensor."""
         tensor = self.tensors[name]
         kept = tensor.detach().clone()
-        nudge = RELATIVE_NUDGE * _rms(kept)
+        nudge = RELATIVE_NUDGE * rms(kept)
         tensor.add_(nudge * torch.randn(tensor.shape, generator=generator).to(tensor))
-        change = _rms(self._forward(data) - reference)
+        change = rms(self._forward(data) - reference)
         tensor.copy_(kept)
         return change / nudge
 
     def _curvatures(self, reference: Tensor, data: Any, generator: torch.Generator) -> None:
-        """Of the matrices that may be a readout: those of which one dimension grows."""
+        """Of the tensors that may be a readout: those of which one dimension grows, raw vectors among them."""
         for name, tensor in self.tensors.items():
-            if tensor.dim() > 1 and self.common.facts[name].growing == 1:
+            facts = self.common.facts[name]
+            if facts.growing == 1 and (tensor.dim() > 1 or facts.raw):
                 kept = tensor.detach().clone()
-                change = _rms(kept) * torch.randn(tensor.shape, generator=generator).to(tensor)
+                change = rms(kept) * torch.randn(tensor.shape, generator=generator).to(tensor)
                 self._add("tensor", name, "curvature", self._curvature(tensor, change, reference, data))
                 tensor.copy_(kept)
 
@@ -299,7 +334,7 @@ class _Probe:
         once = self._forward(data) - reference
         tensor.add_(change)
         twice = self._forward(data) - reference
-        return _rms(twice - 2 * once) / max(_rms(once), 1e-30)
+        return rms(twice - 2 * once) / max(rms(once), 1e-30)
 
     @torch.no_grad()
     def _updates(self) -> None:
@@ -308,7 +343,10 @@ class _Probe:
         }
         for name, tensor in self.tensors.items():
             moved = self.start.pop(name).sub_(tensor)
-            self._add("tensor", name, "update", _spectral(moved) if self.optimizers[name] == "Muon" else _rms_of_nonzero(moved))
+            size = _spectral(moved) if self.optimizers[name] == "Muon" else rms_of_nonzero(moved)
+            self._add("tensor", name, "update", size)
+            if size == 0 or name not in self.reached:
+                self._add("tensor", name, "reached", float(name in self.reached))
             group = groups.get(id(tensor), {})
             for key in ("lr", "weight_decay", "eps"):
                 if key in group:
@@ -320,98 +358,8 @@ class _Probe:
         for name, tensor in self.tensors.items():
             now = tensor.detach().clone()
             tensor.copy_(self.start[name])
-            self._add("tensor", name, "effect", _rms(self._forward(self.data) - after))
+            self._add("tensor", name, "effect", rms(self._forward(self.data) - after))
             tensor.copy_(now)
-
-
-class _Seen:
-    """Outputs of a forward pass: the model's own, and every leaf module's when asked for."""
-
-    def __init__(self, model: nn.Module, record: bool) -> None:
-        self.model, self.record = model, record
-        self.sizes: dict[str, float] = {}
-        """Mean |output|."""
-        self.outputs: dict[str, Tensor] = {}
-        """First eighth of the output's rows."""
-        self._output: Tensor | None = None
-        self._last: Tensor | None = None
-
-    @property
-    def output(self) -> Tensor:
-        """The model's output; where the model returns only its loss, the last module's."""
-        output = self._last if self._output is None or self._output.numel() == 1 else self._output
-        assert output is not None, "a forward pass went through no module"
-        return output
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        leaves = {name: module for name, module in self.model.named_modules() if not list(module.children())}
-        handles = [module.register_forward_hook(self._hook(name)) for name, module in leaves.items()]
-        handles.append(self.model.register_forward_hook(self._root))
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def _hook(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            tensor = _first_tensor(output)
-            if tensor is not None:
-                self._last = tensor.detach() if self.record else tensor
-                if self.record:
-                    self.sizes[name] = float(self._last.abs().mean())
-                    # A copy, so that whole activations are not kept over the steps.
-                    self.outputs[name] = self._last[: -(-len(self._last) // 8)].clone() if self._last.dim() else self._last
-
-        return hook
-
-    def _root(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
-        tensor = _first_tensor(output)
-        self._output = tensor.detach() if self.record and tensor is not None else tensor
-
-
-class _AttentionLogits(TorchFunctionMode):
-    """RMS of query . key x scale wherever scaled_dot_product_attention is called, by the module that calls it."""
-
-    def __init__(self, model: nn.Module, head_dims: dict[str, dict[int, int]], width: int) -> None:
-        super().__init__()
-        self.sizes: dict[str, float] = {}
-        self._stack: list[str] = []
-        self._head_dims, self._width = head_dims, width
-        self._handles: list[Any] = []
-        for name, module in model.named_modules():
-            self._handles.append(module.register_forward_pre_hook(self._entered(name)))
-            self._handles.append(module.register_forward_hook(self._left))
-
-    def _entered(self, name: str) -> Callable[[nn.Module, Any], None]:
-        def hook(_module: nn.Module, _inputs: Any) -> None:
-            self._stack.append(name)
-
-        return hook
-
-    def _left(self, _module: nn.Module, _inputs: Any, _output: Any) -> None:
-        self._stack.pop()
-
-    def __exit__(self, *arguments: Any) -> None:
-        for handle in self._handles:
-            handle.remove()
-        super().__exit__(*arguments)  # type: ignore[no-untyped-call]
-
-    def __torch_function__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
-        options = options or {}
-        if function is F.scaled_dot_product_attention:
-            self._note(arguments[0], arguments[1], options.get("scale"))
-        return function(*arguments, **options)
-
-    def _note(self, query: Tensor, key: Tensor, scale: float | None) -> None:
-        head_dim = query.shape[-1]
-        query, key = query.detach(), key.detach()
-        keys = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1) if query.dim() == 4 else key
-        factor = 1.0 / math.sqrt(head_dim) if scale is None else scale
-        name = self._stack[-1] if self._stack else ""
-        self.sizes[name] = factor * _rms(query @ keys.transpose(-1, -2))
-        self._head_dims.setdefault(name, {})[self._width] = head_dim
 
 
 def _seed(seed: int) -> None:
@@ -436,32 +384,11 @@ def _quarter(batch: Any) -> Any:
     return batch[:count] if isinstance(batch, Tensor) else type(batch)(value[:count] for value in values)
 
 
-def _first_tensor(value: Any) -> Tensor | None:
-    """The first floating-point tensor in a module's output, whatever it is wrapped in."""
-    if isinstance(value, Tensor):
-        return value if value.is_floating_point() else None
-    values = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
-    return next((found for item in values if (found := _first_tensor(item)) is not None), None)
-
-
-def _norm(tensor: Tensor) -> float:
-    """Root of the sum of squares, in float32 at least."""
-    return float(torch.linalg.vector_norm(tensor.detach(), dtype=torch.promote_types(tensor.dtype, torch.float32)))
-
-
-def _rms(tensor: Tensor) -> float:
-    return _norm(tensor) / math.sqrt(tensor.numel())
-
-
-def _rms_of_nonzero(tensor: Tensor) -> float:
-    """RMS over the entries that are not zero: an embedding's untouched rows say nothing."""
-    count = int(torch.count_nonzero(tensor.detach()))
-    return _norm(tensor) / math.sqrt(count) if count else 0.0
-
-
 def _spectral(matrix: Tensor) -> float:
     """Spectral norm over sqrt(entries): the size of an update of full rank, as Muon's, in the units of one of low rank."""
     flat = matrix.detach().double().flatten(1)
+    if not flat.isfinite().all():
+        return math.nan
     return float(torch.linalg.matrix_norm(flat, 2)) / math.sqrt(flat.numel())
 
 
@@ -470,7 +397,7 @@ def _optimizer_of(optimizer: torch.optim.Optimizer, tensor: Tensor) -> str:
     for inner in _inner(optimizer):
         if any(tensor is held for group in inner.param_groups for held in group["params"]):
             return type(inner).__name__
-    return "none"
+    return NOT_OPTIMIZED
 
 
 def _inner(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -135,7 +136,11 @@ def _target(path: Path | None, target: str | None, options: list[str], axis: Axi
 
 
 def _user_fault(target: str, error: Exception) -> ConfigError:
-    """Where in the user's code an exception was raised."""
+    """Where in the user's code an exception was raised; what the check itself found wrong with the target says so."""
+    from scaling.coordinate_faults import TargetError
+
+    if isinstance(error, TargetError):
+        return ConfigError(*(replace(fault, where=f"--target {target}: {fault.where}") for fault in error.faults))
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename).name == Path(target.rpartition(":")[0]).name] or frames
     where = f"{own[-1].filename}:{own[-1].lineno}"

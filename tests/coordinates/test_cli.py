@@ -128,3 +128,49 @@ def test_wrong_use_is_explained(tmp_path: Path, arguments: tuple[str, ...], expe
     assert code == 2
     texts = [f"{error['what']} {error['cure']}" for error in document["errors"]]
     assert any(expected in text for text in texts), texts
+
+
+TARGET = """
+import torch
+from torch import nn
+from beside_it import SIZE
+
+class Net:
+    def build(self, width):
+        return nn.Sequential(nn.Linear(SIZE, width), nn.Tanh(), nn.Linear(width, 2))
+    def optimizer(self, model, width):
+        return torch.optim.SGD(model.parameters(), lr=0.0)
+    def batch(self, step):
+        import later_beside_it
+        return torch.ones(8, SIZE)
+    def loss(self, model, batch):
+        return model(batch).square().mean()
+
+class Broken(Net):
+    def loss(self, model, batch):
+        return 1.0
+"""
+
+
+@pytest.mark.parametrize("stem", ["scaling", "analysis", "random", "statistics"])
+def test_a_file_of_any_name_is_a_target(tmp_path: Path, stem: str) -> None:
+    """Its name hides neither the toolkit's modules nor Python's; files beside it are imported, later ones too."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / f"{stem}.py").write_text(TARGET)
+    (tmp_path / "mine" / "beside_it.py").write_text("SIZE = 4\n")
+    (tmp_path / "mine" / "later_beside_it.py").write_text("")
+    arguments = ("--widths", "8,16,32", "--seeds", "1", "--out", "check")
+    code, document, _ = coord(tmp_path, "--target", f"mine/{stem}.py:Net", *arguments)
+    assert (code, document["verdict"]) == (1, "fail")
+    assert "frozen" in {item["statistic"] for item in document["culprits"]}
+    code, document, _ = coord(tmp_path, "--target", f"mine/{stem}.py:Broken", *arguments)
+    assert code == 2
+    assert document["errors"][0]["where"] == f"--target mine/{stem}.py:Broken: Broken.loss()"
+    assert "returned a float, not a tensor" in document["errors"][0]["what"]
+
+
+def test_a_learning_rate_that_is_far_too_high_is_named(tmp_path: Path) -> None:
+    code, document, _ = coord(tmp_path, run_file(tmp_path), "--widths", "32,64,128", "--optimizer.lr", "1e30", "--seeds", "1")
+    assert (code, document["verdict"]) == (1, "fail")
+    assert {item["statistic"] for item in document["culprits"]} == {"not_finite"}
+    assert "lower the learning rate" in document["culprits"][0]["message"]
