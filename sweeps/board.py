@@ -96,7 +96,7 @@ class Board:
         """Connect, and make the tables when there are none. Raises StudyError when the database cannot be used."""
         self.url, self.study = url, study
         try:
-            self._engine = sa.create_engine(with_driver(url), pool_pre_ping=True, **_engine_options(url))
+            self._engine = sa.create_engine(with_driver(url), **_engine_options(url))
             clock = CLOCKS.get(self._engine.dialect.name)
             if clock is None:
                 known = ", ".join(CLOCKS)
@@ -235,21 +235,30 @@ class Board:
     def claim(self, owner: str) -> Claimed | None:
         """Take one of the most expensive waiting runs, or None when none waits."""
         while True:
-            query = sa.select(_runs.c.run_id, _runs.c.run).where(_runs.c.study == self.study, _runs.c.state == "waiting")
+            query = sa.select(_runs.c.run_id).where(_runs.c.study == self.study, _runs.c.state == "waiting")
             with self._engine.begin() as connection:
-                waiting = connection.execute(query.order_by(_runs.c.cost.desc(), _runs.c.run_id).limit(CANDIDATES)).all()
+                waiting = list(connection.scalars(query.order_by(_runs.c.cost.desc(), _runs.c.run_id).limit(CANDIDATES)))
             if not waiting:
                 return None
-            # The first is the most expensive; those of the same cost are tried in any order.
-            for run_id, run in sorted(waiting, key=lambda _: random.random()):
-                if self._take(run_id, owner):
+            # All of them are among the most expensive; each worker tries them in an order of its own.
+            for run_id in random.sample(waiting, len(waiting)):
+                run = self._take(run_id, owner)
+                if run is not None:
                     return Claimed(run_id, RunConfig.model_validate_json(run))
 
-    def _take(self, run_id: str, owner: str) -> bool:
+    def _take(self, run_id: str, owner: str) -> str | None:
+        """The run's config if it could be taken."""
         mine = sa.and_(_runs.c.study == self.study, _runs.c.run_id == run_id, _runs.c.state == "waiting")
+        take = sa.update(_runs).where(mine).values(state="running", owner=owner, heartbeat=self._now)
         with self._engine.begin() as connection:
-            values = {"state": "running", "owner": owner, "heartbeat": self._now}
-            return bool(connection.execute(sa.update(_runs).where(mine).values(**values)).rowcount)
+            if self._engine.dialect.update_returning:
+                taken: str | None = connection.scalar(take.returning(_runs.c.run))
+                return taken
+            if not connection.execute(take).rowcount:
+                return None
+            own = sa.and_(_runs.c.study == self.study, _runs.c.run_id == run_id)
+            found: str | None = connection.scalar(sa.select(_runs.c.run).where(own))
+            return found
 
     def beat(self, owner: str) -> int:
         """Say that `owner` is alive; return how many runs it holds."""

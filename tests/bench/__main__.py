@@ -10,12 +10,14 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from tests.bench import coordinates, driver, search, variants
+from tests.bench import board, coordinates, driver, search, variants
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
-    parser.add_argument("--only", choices=("driver", "workers", "variants", "coord", "search"), help="one benchmark instead of all")
+    parser.add_argument(
+        "--only", choices=("driver", "workers", "variants", "coord", "search", "board"), help="one benchmark instead of all"
+    )
     parser.add_argument("--widths", type=int, nargs="+", default=[32, 64, 128, 256], help="widths of the variants")
     parser.add_argument("--repeats", type=int, default=1, help="simulated studies of every kind for the search, 39 at each noise")
     arguments = parser.parse_args()
@@ -25,6 +27,8 @@ def main() -> None:
         variants.report_workers()
     if arguments.only in (None, "coord"):
         coordinates.report()
+    if arguments.only in (None, "board"):
+        board.report()
     if arguments.only in (None, "search"):
         search.report(arguments.repeats)
     if arguments.only in (None, "variants"):
