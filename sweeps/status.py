@@ -12,6 +12,7 @@ from scaling.locks import Busy, file_lock
 from scaling.records import RunRecord, read_records
 from sweeps.plan import PlannedRun, make_plan
 from sweeps.plan_table import render
+from sweeps.progress import TIME_EXPONENT, duration
 from sweeps.study_dir import Study
 
 
@@ -37,10 +38,15 @@ def status_document(study: Study) -> dict[str, Any]:
     cells: dict[tuple[str, int], list[PlannedRun]] = {}
     for planned in sorted(plan, key=lambda planned: (planned.parametrization, planned.width)):
         cells.setdefault((planned.parametrization, planned.width), []).append(planned)
-    rows = [_cell_row(kind, width, runs, results, failures, running) for (kind, width), runs in cells.items()]
+    searched = _searched(study, results)
+    rows = [
+        _cell_row(kind, width, runs, results, failures, running) | {"search": searched.get((kind, width))}
+        for (kind, width), runs in cells.items()
+    ]
     failed = [
         {"run_id": planned.run_id, "parametrization": planned.parametrization, "width": planned.width}
         | {"log2_lr": planned.log2_lr, "seed": planned.seed, "reason": failures[planned.run_id]}
+        | {"log": _last_lines(study, planned.run_id)}
         for planned in plan
         if planned.run_id in failures
     ]
@@ -51,11 +57,55 @@ def status_document(study: Study) -> dict[str, Any]:
         "cells": rows,
         "total": len(plan),
         "done": sum(row["complete"] + row["diverged"] for row in rows),
+        "flops_spent": sum(planned.flops for planned in plan if planned.run_id in results),
+        "flops_left": sum(planned.flops for planned in plan if planned.run_id not in results and planned.run_id not in failures),
+        "wall_s_left": _wall_s_left(plan, results, failures),
         "failed": failed,
         "missing": missing,
         "finished": not missing and not failed,
         "next": _next_command(study, active, missing, bool(failed)),
     }
+
+
+def _searched(study: Study, results: Mapping[str, RunRecord]) -> dict[tuple[str, int], dict[str, Any]]:
+    """(parametrization, width) -> how its search stands: why it is done, or that it is not, and half the 90 % interval it ended with."""
+    if study.config.search.kind == "grid":
+        return {}
+    from sweeps.search import searched_runs
+
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    for kind in study.config.parametrizations:
+        for cell in searched_runs(study.config, kind, results):
+            done = cell.done
+            half_width = None if done is None or done.half_width != done.half_width else done.half_width
+            found[kind, cell.width] = {"stop": None if done is None else done.stop, "half_width": half_width}
+    return found
+
+
+def _last_lines(study: Study, run_id: str, lines: int = 3) -> list[str]:
+    """The end of a failed run's traceback, where it was written here."""
+    path = study.directory / "runs" / run_id / "error.txt"
+    return path.read_text(encoding="utf-8").splitlines()[-lines:] if path.is_file() else []
+
+
+def _wall_s_left(plan: list[PlannedRun], results: Mapping[str, RunRecord], failures: Mapping[str, str]) -> float | None:
+    """Seconds of training left on one worker, from the runs of each width that are done; None before any is."""
+    times: dict[int, list[float]] = {}
+    for planned in plan:
+        record = results.get(planned.run_id)
+        if record is not None and record.status == "complete":
+            times.setdefault(planned.width, []).append(record.wall_s)
+    left = [planned for planned in plan if planned.run_id not in results and planned.run_id not in failures]
+    if not times:
+        return None if left else 0.0
+    flops = {planned.width: planned.flops for planned in plan}
+
+    def seconds(planned: PlannedRun) -> float:
+        near = min(times, key=lambda width: abs(width - planned.width))
+        growth: float = (planned.flops / flops[near]) ** TIME_EXPONENT
+        return sum(times[near]) / len(times[near]) * growth
+
+    return sum(map(seconds, left))
 
 
 def _on_board(study: Study) -> tuple[bool, dict[str, str], set[str]]:
@@ -122,11 +172,27 @@ def _driver_is_alive(study: Study) -> bool:
 
 def status_text(document: Mapping[str, Any]) -> str:
     names = ("expected", "complete", "diverged", "running", "failed", "missing")
-    table = Table("param.", "width", *names, "best log2 LR", "best loss", box=None, header_style="bold", pad_edge=False)
+    searched = any(row["search"] is not None for row in document["cells"])
+    head = ("param.", "width", *names, "best log2 LR", "best loss", *(["search"] if searched else []))
+    table = Table(*head, box=None, header_style="bold", pad_edge=False)
     for row in document["cells"]:
         best = ("", "") if row["best_loss"] is None else (f"{row['best_log2_lr']:g}", f"{row['best_loss']:.4f}")
-        table.add_row(row["parametrization"], str(row["width"]), *(str(row[name]) for name in names), *best)
-    lines = [render(table), "", f"{document['done']} of {document['total']} runs done."]
-    lines += [f"failed {row['run_id']}: {row['reason']}" for row in document["failed"]]
+        search = [_search_text(row["search"])] if searched else []
+        table.add_row(row["parametrization"], str(row["width"]), *(str(row[name]) for name in names), *best, *search)
+    done = f"{document['done']} of {document['total']} runs done, {document['flops_spent']:.3g} FLOPs spent"
+    if document["missing"]:
+        left = document["wall_s_left"]
+        done += f", {document['flops_left']:.3g} left" + (f": about {duration(left)} on one worker" if left is not None else "")
+    lines = [render(table), "", f"{done}."]
+    for row in document["failed"]:
+        lines += [f"failed {row['run_id']}: {row['reason']}", *(f"    {line}" for line in row["log"])]
     report = f"nothing is left to do; the report: {document['study']}/report.html"
+    if searched and document["missing"] == 0 and any(row["search"]["stop"] is None for row in document["cells"]):
+        lines.append("more runs will be planned from the results so far")
     return "\n".join([*lines, f"next: {document['next']}" if document["next"] else report])
+
+
+def _search_text(search: Mapping[str, Any] | None) -> str:
+    if search is None or search["stop"] is None:
+        return "under way"
+    return search["stop"] if search["half_width"] is None else f"{search['stop']}, +-{search['half_width']:.2f} octaves"
