@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from scaling.config import Depth, Fraction, Frozen, Positive, PositiveFloat
+from scaling.config_base import Depth, Fraction, Frozen, Positive, PositiveFloat
 
 
 class TargetGpus(Frozen):

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from scaling.config import ModelConfig, RunConfig
+from scaling.config import RunConfig
+from scaling.model_config import ModelConfig
 from scaling.shapes import transformer_tensors
 
 

@@ -15,11 +15,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from scaling.config import ModelConfig, ModelFamily, RunConfig
+from scaling.config import RunConfig
 from scaling.coordinates import Target
 from scaling.data import Corpus, train_batch
 from scaling.errors import ConfigError, Fault
 from scaling.model import Transformer, build_model
+from scaling.model_config import ModelConfig, ModelFamily
 from scaling.optimizer import build_optimizer
 
 METHODS = ("build", "optimizer", "batch", "loss")

@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scaling.config import ModelConfig, RunConfig
+from scaling.config import RunConfig
+from scaling.model_config import ModelConfig
 from scaling.parametrization import ForwardRules, forward_rules, tensor_rules
 from scaling.shapes import transformer_tensors
 

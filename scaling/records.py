@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 import yaml
 
-from scaling.config import Frozen, RunConfig
+from scaling.config import RunConfig
+from scaling.config_base import Frozen
 from scaling.errors import Fault, StudyError, raise_all
 
 SCHEMA_VERSION = 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from scaling.config import ModelConfig
+from scaling.model_config import ModelConfig
 
 Role = Literal["embedding", "hidden", "block_gain", "qk_gain", "final_gain", "readout"]
 

@@ -14,21 +14,18 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from scaling.config import (
     BaseShape,
     DataConfig,
-    Frozen,
-    ModelFamily,
     OptimizerConfig,
     OptimizerSettings,
     ParametrizationConfig,
     ParametrizationKind,
     ParametrizationSettings,
-    Positive,
-    PositiveFloat,
     RunConfig,
     RuntimeConfig,
     ScheduleConfig,
     TrainingConfig,
-    fault_at,
 )
+from scaling.config_base import Frozen, Positive, PositiveFloat, fault_at
+from scaling.model_config import ModelFamily
 
 if TYPE_CHECKING:
     from scaling.records import RunRecord

@@ -9,15 +9,8 @@ import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from scaling.config import (
-    DataConfig,
-    InitConfig,
-    ModelFamily,
-    OptimizerConfig,
-    ParametrizationConfig,
-    RunConfig,
-    TrainingConfig,
-)
+from scaling.config import DataConfig, InitConfig, OptimizerConfig, ParametrizationConfig, RunConfig, TrainingConfig
+from scaling.model_config import ModelFamily
 
 SYNTHETIC = DataConfig(source="zipf-markov", synthetic_tokens=40_000, synthetic_vocab=32)
 

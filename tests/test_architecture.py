@@ -15,6 +15,8 @@ ALLOWED = {"scaling": {"scaling"}, "analysis": {"scaling", "analysis"}, "sweeps"
 TORCH_FREE = (
     "accounting",
     "config",
+    "config_base",
+    "model_config",
     "config_file",
     "coordinate_rows",
     "errors",

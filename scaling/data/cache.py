@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scaling.config import Frozen
+from scaling.config_base import Frozen
 from scaling.errors import DataError, Fault
 
 _META = "meta.json"

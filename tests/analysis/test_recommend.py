@@ -13,8 +13,9 @@ from analysis.recommend import Quantity, Recommendation, check_target, recommend
 from analysis.table import load_table
 from analysis.target import TargetConfig
 from analysis.transfer import TransferFit, transfer
-from scaling.config import ModelFamily, OptimizerConfig, RunConfig, TrainingConfig
+from scaling.config import OptimizerConfig, RunConfig, TrainingConfig
 from scaling.errors import ConfigError
+from scaling.model_config import ModelFamily
 from scaling.parametrization import tensor_rules
 from tests.conftest import tiny_run
 

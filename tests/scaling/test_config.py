@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from scaling.config import ModelFamily, RunConfig, content_hash
+from scaling.config import RunConfig, content_hash
 from scaling.config_file import ConfigSource, apply_overrides, build, load_config, read_yaml
 from scaling.errors import ConfigError
+from scaling.model_config import ModelFamily
 from tests.conftest import tiny_run
 
 RUN = """\

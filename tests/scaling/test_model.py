@@ -9,8 +9,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from scaling.accounting import flops_per_token, parameter_counts, run_flops
-from scaling.config import ModelFamily, TrainingConfig
+from scaling.config import TrainingConfig
 from scaling.model import Attention, Transformer, build_model, rotary_tables, rotate
+from scaling.model_config import ModelFamily
 from scaling.parametrization import ForwardRules
 from tests.conftest import tiny_run
 

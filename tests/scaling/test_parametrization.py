@@ -10,8 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scaling.config import WITH_RULES, BaseShape, InitConfig, ModelFamily, OptimizerConfig, ParametrizationConfig, RunConfig
+from scaling.config import WITH_RULES, BaseShape, InitConfig, OptimizerConfig, ParametrizationConfig, RunConfig
 from scaling.model import Transformer, build_model
+from scaling.model_config import ModelFamily
 from scaling.optimizer import build_optimizer
 from scaling.parametrization import at_horizon, forward_rules, horizon_betas, tensor_rules
 from scaling.shapes import transformer_tensors

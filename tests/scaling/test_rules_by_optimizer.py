@@ -8,18 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from scaling.config import (
-    WITH_RULES,
-    BaseShape,
-    InitConfig,
-    LRMultipliers,
-    ModelFamily,
-    OptimizerConfig,
-    RunConfig,
-    TrainingConfig,
-)
+from scaling.config import WITH_RULES, BaseShape, InitConfig, LRMultipliers, OptimizerConfig, RunConfig, TrainingConfig
 from scaling.lion import Lion
 from scaling.model import build_model
+from scaling.model_config import ModelFamily
 from scaling.optimizer import build_optimizer, flattened, inner_optimizers
 from scaling.parametrization import UNIT_ACTIVATION, TensorRule, carried, forward_rules, muon_adjustment, tensor_rules
 from tests.conftest import tiny_run

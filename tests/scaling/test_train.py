@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from scaling.checkpoint import CHECKPOINT_NAME, save_checkpoint
-from scaling.config import ModelFamily, OptimizerConfig, RunConfig, RuntimeConfig, ScheduleConfig, TrainingConfig
+from scaling.config import OptimizerConfig, RunConfig, RuntimeConfig, ScheduleConfig, TrainingConfig
 from scaling.data import prepare
 from scaling.errors import ConfigError, StudyError
+from scaling.model_config import ModelFamily
 from scaling.records import read_metrics, read_record, run_directory
 from scaling.schedule import lr_factor
 from scaling.train import Progress, Trainer, train_run
