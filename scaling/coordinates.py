@@ -128,7 +128,7 @@ class _Probe:
         check_model(target, self.model, width)
         self.optimizer = target.optimizer(self.model, width)
         check_optimizer(target, self.optimizer)
-        self.data = common.data
+        self.data = self.probed = common.data
         self.tensors = {name: tensor for name, tensor in self.model.named_parameters() if tensor.requires_grad}
         self.start = {name: tensor.detach().clone() for name, tensor in self.tensors.items()}
         self.sizes = {name: rms(tensor) for name, tensor in self.start.items()}
@@ -200,7 +200,8 @@ class _Probe:
                 after_step(self.model, self.optimizer, step)
         with torch.no_grad():
             _seed(self.seed)
-            self._finite_loss(check_loss(self.target, self.target.loss(self.model, self.data), trained=False))
+            # On the part that the sensitivities took: whether it is finite is all that is asked.
+            self._finite_loss(check_loss(self.target, self.target.loss(self.model, self.probed), trained=False))
         return watched[0], watched[steps - 1]
 
     def _finite_loss(self, loss: Tensor) -> bool:
@@ -219,6 +220,7 @@ class _Probe:
         generator = torch.Generator().manual_seed(NUDGE_SEED + self.seed)
         changed = self._draw_zeros(generator) | self._shrink_blocks()
         output, data = self._with_attention_logits() if self.common.attention else self._part()
+        self.probed = data
         gradients, signs = self._gradients(output)
         reference = output.detach()
         del output
