@@ -213,9 +213,7 @@ class Board:
 
     def release_of(self, host: str, pid: int) -> int:
         """Give back the runs of a worker process of this machine that is known to be dead."""
-        prefix = f"{host}:{pid}:"
-        held = sa.and_(_runs.c.study == self.study, _runs.c.state == "running", _runs.c.owner.startswith(prefix, autoescape=True))
-        return self._cut_off(held)
+        return self._cut_off(self._held_by(host, pid))
 
     def _cut_off(self, which: sa.ColumnElement[bool]) -> int:
         worn = _runs.c.deaths + 1 >= MAX_DEATHS
@@ -291,6 +289,16 @@ class Board:
         held = sa.and_(_runs.c.study == self.study, _runs.c.owner == owner, _runs.c.state == "running")
         with self._engine.begin() as connection:
             connection.execute(sa.update(_runs).where(held).values(state="waiting", owner=None))
+
+    def give_back_of(self, host: str, pid: int) -> int:
+        """Return what a worker process holds that was told to go, without counting it against the runs."""
+        with self._engine.begin() as connection:
+            returned = sa.update(_runs).where(self._held_by(host, pid)).values(state="waiting", owner=None)
+            return int(connection.execute(returned).rowcount)
+
+    def _held_by(self, host: str, pid: int) -> sa.ColumnElement[bool]:
+        prefix = f"{host}:{pid}:"
+        return sa.and_(_runs.c.study == self.study, _runs.c.state == "running", _runs.c.owner.startswith(prefix, autoescape=True))
 
     def retry_failed(self) -> int:
         """Put failed runs back, with all their attempts; return how many."""

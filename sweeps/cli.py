@@ -176,6 +176,46 @@ def worker_command(
     return OK
 
 
+@app.command("submit", context_settings=DOTTED)
+def submit_command(
+    context: typer.Context,
+    path: StudyPath,
+    out: Out = None,
+    workers: Annotated[int, typer.Option(min=1, help="Tasks of the array.")] = 8,
+    cluster: Annotated[str, typer.Option(help="slurm, or local for a trial on this machine.")] = "slurm",
+    minutes: Annotated[int, typer.Option(min=1, help="Time limit of a task; at its end it is requeued.")] = 240,
+    cpus: Annotated[int, typer.Option(min=1, help="Processors of a task.")] = 1,
+    gpus: Annotated[int, typer.Option(min=0, help="GPUs of a task.")] = 0,
+    memory_gb: Annotated[float, typer.Option(min=0.1, help="Memory of a task.")] = 8.0,
+    param: Annotated[
+        list[str] | None, typer.Option(help="submitit's own: --param slurm_partition=gpu.", show_default=False)
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the sbatch script instead.")] = False,
+    settings: Settings = None,
+    json: Json = False,
+) -> int:
+    """Submit workers of a shared study as a SLURM array; pre-empted ones give their run back and come again."""
+    from sweeps.slurm import Submission, script, submit
+
+    if cluster not in ("slurm", "local"):
+        raise ConfigError(Fault(f"--cluster {cluster}", "is neither slurm nor local"))
+    pairs = [text.partition("=") for text in param or []]
+    wrong = [Fault(f"--param {name}", "has no value", "--param NAME=VALUE") for name, separator, _ in pairs if not separator]
+    if wrong:
+        raise ConfigError(*wrong)
+    study = _open(context, path, out, settings)
+    extra = {name: int(text) if text.isdigit() else text for name, _, text in pairs}
+    asked = Submission(workers, "slurm" if cluster == "slurm" else "local", minutes, cpus, gpus, memory_gb, extra)
+    if dry_run:
+        print(script(study, asked))
+        return OK
+    jobs = submit(study, asked)
+    text = f"submitted {len(jobs)} workers ({', '.join(jobs)}); logs in {study.directory}/slurm\n"
+    text += f"watch: {program()} status {study.directory}"
+    answer({"study": str(study.directory), "jobs": jobs}, text, json)
+    return OK
+
+
 @app.command("fetch")
 def fetch_command(
     url: Annotated[str, typer.Argument(help="The database's URL.", show_default=False)],
