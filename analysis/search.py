@@ -128,11 +128,11 @@ def _on_lattice(log2_lr: float, settings: SearchSettings) -> float:
 
 def _start(cell: CellRuns, others: Sequence[CellRuns], settings: SearchSettings) -> list[Ask]:
     """The first learning rates of a cell; a cell that has runs keeps the start that it was given."""
+    if cell.log2_lr and len(set(cell.log2_lr)) + len({lr for lr, _ in cell.pending}) >= 3:
+        return []
     known = [
         (other.size, found) for other in others if (found := optimum_of(other, [])) is not None and math.isfinite(found.log2_lr)
     ]
-    if cell.log2_lr and len(set(cell.log2_lr)) + len({lr for lr, _ in cell.pending}) >= 3:
-        return []
     if known:
         centre, spread = _expected(cell.size, known)
         rates = [centre, centre - spread, centre + spread]
