@@ -92,11 +92,14 @@ class Counts:
 class Board:
     """One study in the database at `url`."""
 
-    def __init__(self, url: str, study: str) -> None:
-        """Connect, and make the tables when there are none. Raises StudyError when the database cannot be used."""
+    def __init__(self, url: str, study: str, *, ping: bool = True) -> None:
+        """Connect, and make the tables when there are none. Raises StudyError when the database cannot be used.
+
+        ping: see before each use whether a connection outlived the server; a worker, which tries again anyway, saves the time.
+        """
         self.url, self.study = url, study
         try:
-            self._engine = sa.create_engine(with_driver(url), **_engine_options(url))
+            self._engine = sa.create_engine(with_driver(url), pool_pre_ping=ping, **_engine_options(url))
             clock = CLOCKS.get(self._engine.dialect.name)
             if clock is None:
                 known = ", ".join(CLOCKS)

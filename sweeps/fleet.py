@@ -87,7 +87,7 @@ def work(study: Study, say: Say, *, grace_s: float = GRACE_S) -> int:
     """
     from scaling.data import prepare
 
-    worker = Worker(study, board_of(study), say, grace_s=grace_s)
+    worker = Worker(study, board_of(study, ping=False), say, grace_s=grace_s)
     corpus = prepare(**study.data_arguments())
     worker.patiently(lambda: enter(study, worker.board))
     _hand_in(worker)
@@ -102,12 +102,12 @@ def work(study: Study, say: Say, *, grace_s: float = GRACE_S) -> int:
     return worker.made
 
 
-def board_of(study: Study) -> Board:
+def board_of(study: Study, *, ping: bool = True) -> Board:
     url = study.config.storage
     if url is None:
         cure = "give the study a database: --set storage=postgresql://user@host/name; or `mutransfer run` for this machine alone"
         raise StudyError(Fault(str(study.directory), "has no database that workers could share", cure))
-    return Board(url, study.config.name)
+    return Board(url, study.config.name, ping=ping)
 
 
 def enter(study: Study, board: Board) -> None:

@@ -72,7 +72,7 @@ def _report_board(url: str, plan: list[PlannedRun]) -> None:
 
 
 def _work(url: str, index: int, records: dict[str, RunRecord], gate: object) -> None:
-    board = Board(url, "bench")
+    board = Board(url, "bench", ping=False)
     owner = f"worker {index}"
     gate.wait()  # type: ignore[attr-defined]
     while (claimed := board.claim(owner)) is not None:
