@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
@@ -88,7 +89,7 @@ def test_three_workers_and_a_server_that_are_killed_make_each_run_once(
     first.kill()
     first.wait()
     machines = [Machine(url, tmp_path / f"machine{index}") for index in range(3)]
-    chance, kills, server_killed = random.Random(0), 0, False
+    chance, kills, server_killed = random.Random(os.environ.get("KILL_SEED", "0")), 0, False
     try:
         while any(machine.process.poll() is None for machine in machines):
             assert time.monotonic() < deadline, [(tmp_path / f"machine{i}.log").read_text()[-2000:] for i in range(3)]
