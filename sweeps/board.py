@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
 from scaling.config import RunConfig
-from scaling.errors import Fault, StudyError
+from scaling.errors import Fault, MissingExtra, StudyError
 from scaling.locks import Busy, acquire
 from scaling.records import RunRecord
 from sweeps.plan import PlannedRun
@@ -107,8 +107,9 @@ class Board:
             self._now = sa.literal_column(clock, sa.Float)
             self._create_tables()
         except ImportError as error:
-            cure = "pip install 'mutransfer[postgres]'" if url.startswith("postgresql") else "install the database's driver"
-            raise StudyError(Fault(f"storage: {url}", str(error), cure)) from None
+            if url.startswith("postgres"):
+                raise MissingExtra("psycopg[binary]", "postgres", f"storage: {url}") from None
+            raise StudyError(Fault(f"storage: {url}", str(error), "install the database's driver")) from None
         except sa.exc.SQLAlchemyError as error:
             cure = "give a URL such as postgresql://user:password@host/name, or leave `storage` out"
             raise StudyError(Fault(f"storage: {url}", f"cannot be opened: {str(error).splitlines()[0]}", cure)) from None

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from scaling.errors import ConfigError, Fault, StudyError
+from scaling.errors import ConfigError, Fault, MissingExtra, StudyError
 from sweeps.study_dir import Study
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _executor(study: Study, submission: Submission) -> AutoExecutor:
     try:
         import submitit
     except ImportError:
-        raise StudyError(Fault("submit", "needs submitit", "pip install 'mutransfer[slurm]'")) from None
+        raise MissingExtra("submitit", "slurm", "submit") from None
     folder = study.directory.resolve() / "slurm"
     parameters: dict[str, Any] = {
         "name": study.config.name,

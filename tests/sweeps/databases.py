@@ -49,7 +49,7 @@ class Postgres:
             try:
                 self._server.ensure_postgres_running()
                 return
-            except Exception:
+            except Exception:  # whatever the starter raises while the killed server's helpers end
                 time.sleep(0.5)
         raise RuntimeError("PostgreSQL did not start again")
 
