@@ -378,7 +378,11 @@ class RunConfig(Frozen):
 
     @property
     def run_id(self) -> str:
-        """Name of the run: a hash of everything but `runtime` and, once the corpus is pinned by its hash, its paths."""
+        """Name of the run: a hash of its identity."""
+        return content_hash(self.identity())
+
+    def identity(self) -> dict[str, Any]:
+        """What the run's name is made of: everything but `runtime` and, once the corpus is pinned by its hash, its paths."""
         paths = {"paths", "train_bin", "validation_bin"} if self.data.sha256 else set()
         values = self.model_dump(mode="json", exclude={"runtime": True, "data": paths})
         # Keys that are younger than the first studies count where they differ from their default, so that older runs keep their names.
@@ -386,10 +390,17 @@ class RunConfig(Frozen):
             for name, default in keys.items():
                 if values[section][name] == default:
                     del values[section][name]
-        return content_hash(values)
+        return values
 
 
-def content_hash(value: Any, digits: int = 12) -> str:
+ID_DIGITS = 12
+
+
+def content_hash(value: Any, digits: int = ID_DIGITS) -> str:
     """First hex digits of the SHA-256 of `value`'s canonical JSON."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:digits]
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:digits]
+
+
+def canonical_json(value: Any) -> str:
+    """The one text of `value`: keys sorted, no spaces."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
-from scaling.accounting import run_flops
 from scaling.config import RunConfig
 from scaling.records import RunRecord
+from sweeps.family import RunFamily
 from sweeps.study import Kind, StudyConfig
 
 Reason = Literal["grid", "extend", "seed", "start", "bracket", "refine", "sampled"]
@@ -23,7 +24,7 @@ Reason = Literal["grid", "extend", "seed", "start", "bracket", "refine", "sample
 class PlannedRun:
     """One run of the plan and why it is in it."""
 
-    run: RunConfig
+    family: RunFamily = field(repr=False, compare=False)
     run_id: str
     parametrization: str
     width: int
@@ -31,9 +32,18 @@ class PlannedRun:
     seed: int
     reason: Reason
 
+    @cached_property
+    def run(self) -> RunConfig:
+        """Built where it is asked for: a plan of 20,000 runs is mostly read for its names."""
+        return self.family.run(self.log2_lr, self.seed)
+
     @property
     def flops(self) -> float:
-        return run_flops(self.run)
+        return self.family.flops
+
+    @classmethod
+    def of(cls, family: RunFamily, log2_lr: float, seed: int, reason: Reason) -> PlannedRun:
+        return cls(family, family.run_id(log2_lr, seed), family.kind, family.width, log2_lr, seed, reason)
 
 
 Results = Mapping[str, RunRecord]
@@ -57,21 +67,20 @@ def _searched(study: StudyConfig, kind: Kind, results: Results) -> list[PlannedR
 
     planned = []
     for cell in searched_runs(study, kind, results):
-        for ask in cell.asks:
-            run = study.run(kind, cell.width, ask.log2_lr, ask.seed)
-            planned.append(PlannedRun(run, run.run_id, kind, cell.width, ask.log2_lr, ask.seed, ask.reason))
+        family = RunFamily(study, kind, cell.width)
+        planned += [PlannedRun.of(family, ask.log2_lr, ask.seed, ask.reason) for ask in cell.asks]
     return planned
 
 
 def _cell(study: StudyConfig, kind: Kind, width: int, results: Results) -> list[PlannedRun]:
     """The runs of one cell: the grid; extensions once the grid is done; more seeds once the bracket is."""
     planned: dict[tuple[float, int], PlannedRun] = {}
+    family = RunFamily(study, kind, width)
     near_seeds = study.parametrizations[kind].near_seeds(study.follow_up)
 
     def add(log2_lr: float, seed: int, reason: Reason) -> None:
         if (log2_lr, seed) not in planned:
-            run = study.run(kind, width, log2_lr, seed)
-            planned[log2_lr, seed] = PlannedRun(run, run.run_id, kind, width, log2_lr, seed, reason)
+            planned[log2_lr, seed] = PlannedRun.of(family, log2_lr, seed, reason)
 
     def losses() -> dict[float, float] | None:
         """Mean loss per LR over the grid's seeds, infinite where one diverged; None while any is missing."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from scaling.accounting import run_flops
 from scaling.config_file import load_config
 from scaling.records import RunRecord
 from sweeps.plan import PlannedRun, make_plan
@@ -79,6 +80,14 @@ def test_grid_has_every_run_once_with_ids_of_their_own(tmp_path: Path) -> None:
     assert len(plan) == 2 * 2 * 3 * 2
     assert len({planned.run_id for planned in plan}) == len(plan)
     assert [planned.flops for planned in plan] == sorted((planned.flops for planned in plan), reverse=True)
+
+
+def test_a_plan_names_and_costs_its_runs_as_their_configs_do(tmp_path: Path) -> None:
+    study = study_of(tmp_path, log2_lr={"low": -8.3, "high": -6, "step": 0.7}, seeds=2, optimizer={"beta1": 0.85})
+    for planned in make_plan(study, {}):
+        assert planned.run_id == planned.run.run_id
+        assert planned.flops == run_flops(planned.run)
+        assert (planned.log2_lr, planned.seed) == (pytest.approx(planned.run.log2_lr), planned.run.training.seed)
 
 
 def test_a_cell_is_extended_until_its_best_run_has_its_margin(tmp_path: Path) -> None:
