@@ -22,7 +22,7 @@ from scaling.locks import driver_lock
 from scaling.records import RunRecord, read_records
 from sweeps.plan import PlannedRun, make_plan
 from sweeps.study import StudyConfig
-from sweeps.worker import Failed, Fatal, Finished, Started, worker_main
+from sweeps.worker import Failed, Fatal, Finished, Started, Task, worker_main
 
 if TYPE_CHECKING:
     from scaling.train import Progress
@@ -73,6 +73,7 @@ class Driver:
         self._workers: list[_Worker] = []
         self._plan: list[PlannedRun] = []
         self._runs: dict[str, PlannedRun] = {}
+        self._memory = memory_of(study, study_dir)
         self._overheads: list[float] = []
         self._made, self._run_wall_s, self._deaths = 0, 0.0, 0
 
@@ -103,7 +104,7 @@ class Driver:
         )
 
     def _replan(self) -> None:
-        self._plan = make_plan(self._study, self._results)
+        self._plan = make_plan(self._study, self._results, self._memory)
         self._runs = {planned.run_id: planned for planned in self._plan}
         todo = [planned for planned in self._plan if planned.run_id not in self._results]
         self._queue.enqueue(todo, max_attempts=MAX_ATTEMPTS)

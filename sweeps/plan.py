@@ -10,12 +10,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from scaling.config import RunConfig
 from scaling.records import RunRecord
 from sweeps.family import RunFamily
 from sweeps.study import Kind, StudyConfig
+
+if TYPE_CHECKING:
+    from sweeps.search_memory import SearchMemory
 
 Reason = Literal["grid", "extend", "seed", "start", "bracket", "refine", "sampled"]
 
@@ -49,8 +53,17 @@ class PlannedRun:
 Results = Mapping[str, RunRecord]
 
 
-def make_plan(study: StudyConfig, results: Results) -> list[PlannedRun]:
-    """All runs known to be needed given `results` (run_id -> record), most expensive first.
+def memory_of(study: StudyConfig, directory: Path) -> SearchMemory | None:
+    """What the search has answered in this study's directory; None for a grid, which asks nothing."""
+    if study.search.kind == "grid":
+        return None
+    from sweeps.search_memory import SearchMemory
+
+    return SearchMemory(directory)
+
+
+def make_plan(study: StudyConfig, results: Results, memory: SearchMemory | None = None) -> list[PlannedRun]:
+    """All runs known to be needed given `results` (run_id -> record), most expensive first. memory: see `sweeps.search_memory`.
 
     The most expensive first lets two workers end together, and shows a width that does not fit in memory at once.
     """
@@ -61,12 +74,12 @@ def make_plan(study: StudyConfig, results: Results) -> list[PlannedRun]:
     return sorted(runs, key=lambda planned: -planned.flops)
 
 
-def _searched(study: StudyConfig, kind: Kind, results: Results) -> list[PlannedRun]:
+def _searched(study: StudyConfig, kind: Kind, results: Results, memory: SearchMemory | None) -> list[PlannedRun]:
     # Imported here: the search needs scipy, and a grid does not.
     from sweeps.search import searched_runs
 
     planned = []
-    for cell in searched_runs(study, kind, results):
+    for cell in searched_runs(study, kind, results, memory):
         family = RunFamily(study, kind, cell.width)
         planned += [PlannedRun.of(family, ask.log2_lr, ask.seed, ask.reason) for ask in cell.asks]
     return planned

@@ -12,9 +12,8 @@ from rich.table import Table
 
 from scaling.accounting import parameter_counts
 from scaling.records import RunRecord, read_records
-from sweeps.plan import PlannedRun, make_plan
+from sweeps.plan import PlannedRun, make_plan, memory_of
 from sweeps.progress import duration
-from sweeps.search import run_limit
 
 if TYPE_CHECKING:
     from sweeps.study_dir import Study
@@ -26,7 +25,7 @@ TIMING_BUDGET_S = 30.0
 def plan_document(study: Study, jobs: int, timing: bool) -> dict[str, Any]:
     """The plan given the results so far; `seconds` is the estimated time of a run on one worker, null without timing."""
     results = {record.run_id: record for record in read_records(study.directory)}
-    plan = make_plan(study.config, results)
+    plan = make_plan(study.config, results, memory_of(study.config, study.directory))
     seconds = _seconds(study, plan, results, timing)
     rows: list[dict[str, Any]] = []
     for planned in plan:
@@ -69,6 +68,9 @@ def _growth(study: Study) -> str:
     """In words, which runs the results may add."""
     follow_up, search = study.config.follow_up, study.config.search
     if search.kind != "grid":
+        # Imported here: `status` renders its table with this module, and a grid needs no numpy.
+        from sweeps.search import run_limit
+
         limits = ", ".join(f"{run_limit(study.config, width)} at width {width}" for width in study.config.widths)
         until = f"until half its interval is {search.precision:g} octaves, " if search.kind == "adaptive" else ""
         return f"{search.kind} search: each cell gets {search.batch} runs at a time, {until}at most {limits}; widths one after the other"

@@ -22,12 +22,10 @@ from scaling.config import ParametrizationKind
 from scaling.errors import Fault, StudyError
 from scaling.locks import acquire
 from scaling.records import RunRecord
+from sweeps.journal import INTERRUPTED, JOURNAL_NAME, TrialLine, failures
 from sweeps.plan import PlannedRun
 from sweeps.study import StudyConfig
 
-INTERRUPTED = "interrupted"
-"""Reason of a trial whose process was killed: not the run's fault."""
-JOURNAL_NAME = "optuna-journal.log"
 # No trial number is sampled: distributions only tell dashboards what an axis is.
 LOG2_LR_BOUNDS = (-60.0, 30.0)
 
@@ -94,7 +92,6 @@ def optuna_trial(record: RunRecord) -> FrozenTrial:
         "seed": optuna.distributions.IntDistribution(0, 1_000_000),
     }
     value = float("inf") if record.loss is None else record.loss
-    attributes = {"run_id": record.run_id, "status": record.status}
     return optuna.trial.create_trial(params=point, distributions=distributions, value=value, user_attrs=attributes)
 
 
@@ -127,17 +124,12 @@ class Queue:
         return counts
 
     def failures(self, finished: Container[str]) -> dict[str, str]:
-        """run_id -> reason of its last failure, for runs that are neither queued, running nor `finished` (have a record).
-
-        A run that was only cut off has not failed: it is still to be made.
-        """
-        alive = {trial.user_attrs["run_id"] for trial in self.trials(TrialState.WAITING, TrialState.RUNNING)}
-        reasons = {}
-        for trial in self.trials(TrialState.FAIL):
-            run_id, reason = trial.user_attrs["run_id"], trial.user_attrs.get("failure", "")
-            if run_id not in alive and run_id not in finished and reason != INTERRUPTED:
-                reasons[run_id] = reason
-        return reasons
+        """run_id -> reason of its last failure, for runs that are neither queued, running nor `finished` (have a record)."""
+        lines = [
+            TrialLine(trial.user_attrs["run_id"], trial.state.value, trial.user_attrs.get("failure", ""))
+            for trial in self.trials()
+        ]
+        return failures(lines, finished)
 
     def deaths(self, run_id: str) -> int:
         """How often this run was cut off."""

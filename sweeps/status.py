@@ -3,42 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from scaling.errors import program
 from scaling.locks import Busy, file_lock
 from scaling.records import RunRecord, read_records
-from sweeps.plan import PlannedRun, make_plan
+from sweeps import journal
+from sweeps.plan import PlannedRun, make_plan, memory_of
 from sweeps.plan_table import render
 from sweeps.progress import TIME_EXPONENT, duration
 from sweeps.study_dir import Study
 
+if TYPE_CHECKING:
+    from sweeps.search_memory import SearchMemory
+
 
 def status_document(study: Study) -> dict[str, Any]:
     """Counts a cell and in all. Running runs are counted only while a driver holds the study."""
-    from sweeps.queue import Queue
-
     if study.config.storage is not None:
         from sweeps.fleet import pull
 
         pull(study)
     results = {record.run_id: record for record in read_records(study.directory)}
-    plan = make_plan(study.config, results)
+    memory = memory_of(study.config, study.directory)
+    plan = make_plan(study.config, results, memory)
     active = _driver_is_alive(study)
-    try:
-        if study.config.storage is not None:
-            active, failures, running = _on_board(study)
-        else:
-            queue = Queue(study.directory, study.config)
-            failures, running = queue.failures(results), queue.running() if active else set()
-    except PermissionError:  # Somebody else's study, read only: the records say what is finished.
-        failures, running = {}, set()
+    if study.config.storage is not None:
+        active, failures, running = _on_board(study)
+    else:
+        failures, running = _in_journal(study, results)
+        running = running if active else set()
     cells: dict[tuple[str, int], list[PlannedRun]] = {}
     for planned in sorted(plan, key=lambda planned: (planned.parametrization, planned.width)):
         cells.setdefault((planned.parametrization, planned.width), []).append(planned)
-    searched = _searched(study, results)
+    searched = _searched(study, results, memory)
     rows = [
         _cell_row(kind, width, runs, results, failures, running) | {"search": searched.get((kind, width))}
         for (kind, width), runs in cells.items()
@@ -67,7 +68,9 @@ def status_document(study: Study) -> dict[str, Any]:
     }
 
 
-def _searched(study: Study, results: Mapping[str, RunRecord]) -> dict[tuple[str, int], dict[str, Any]]:
+def _searched(
+    study: Study, results: Mapping[str, RunRecord], memory: SearchMemory | None
+) -> dict[tuple[str, int], dict[str, Any]]:
     """(parametrization, width) -> how its search stands: why it is done, or that it is not, and half the 90 % interval it ended with."""
     if study.config.search.kind == "grid":
         return {}
@@ -75,7 +78,7 @@ def _searched(study: Study, results: Mapping[str, RunRecord]) -> dict[tuple[str,
 
     found: dict[tuple[str, int], dict[str, Any]] = {}
     for kind in study.config.parametrizations:
-        for cell in searched_runs(study.config, kind, results):
+        for cell in searched_runs(study.config, kind, results, memory):
             done = cell.done
             half_width = None if done is None or done.half_width != done.half_width else done.half_width
             found[kind, cell.width] = {"stop": None if done is None else done.stop, "half_width": half_width}
@@ -124,6 +127,21 @@ def _next_command(study: Study, active: bool, missing: int, failed: bool) -> str
         return f"{program()} status {study.directory}   (a driver is at work)"
     if missing or failed:
         return f"{program()} {'study' if missing else 'retry'} {study.directory}"
+def _in_journal(study: Study, results: Mapping[str, RunRecord]) -> tuple[dict[str, str], set[str]]:
+    """Failures and runs that a driver took, of a study on this machine; nothing is written."""
+    try:
+        trials = journal.read_journal(study.directory / journal.JOURNAL_NAME)
+        return journal.failures(trials, results), journal.running(trials)
+    except (ValueError, KeyError, IsADirectoryError):
+        # Damaged, or written by an Optuna whose journal is another one: Optuna knows which.
+        from sweeps.queue import Queue
+
+        queue = Queue(study.directory, study.config)
+        return queue.failures(results), queue.running()
+    except PermissionError:  # Somebody else's study: the records say what is finished.
+        return {}, set()
+
+
     report = study.directory / "report.html"
     if report.exists() and report.stat().st_mtime_ns >= _last_record_ns(study):
         return None
@@ -131,7 +149,15 @@ def _next_command(study: Study, active: bool, missing: int, failed: bool) -> str
 
 
 def _last_record_ns(study: Study) -> int:
-    return max((path.stat().st_mtime_ns for path in (study.directory / "runs").glob("*/record.json")), default=0)
+    runs = study.directory / "runs"
+    return max(map(_modified_ns, runs.iterdir()), default=0) if runs.is_dir() else 0
+
+
+def _modified_ns(run: Path) -> int:
+    try:
+        return (run / "record.json").stat().st_mtime_ns
+    except OSError:  # A run that is not finished.
+        return 0
 
 
 def _cell_row(
