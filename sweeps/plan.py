@@ -70,7 +70,7 @@ def make_plan(study: StudyConfig, results: Results, memory: SearchMemory | None 
     if study.search.kind == "grid":
         runs = [run for kind in study.parametrizations for width in study.widths for run in _cell(study, kind, width, results)]
     else:
-        runs = [run for kind in study.parametrizations for run in _searched(study, kind, results)]
+        runs = [run for kind in study.parametrizations for run in _searched(study, kind, results, memory)]
     return sorted(runs, key=lambda planned: -planned.flops)
 
 
