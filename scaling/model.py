@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scaling.config import RunConfig
+from scaling.matmul import linear
 from scaling.model_config import ModelConfig
 from scaling.parametrization import ForwardRules, forward_rules, tensor_rules
 from scaling.shapes import transformer_tensors
@@ -41,7 +42,7 @@ class Matrix(nn.Linear):
         self.multiplier = 1.0
 
     def forward(self, x: Tensor) -> Tensor:
-        return times(F.linear(x, self.weight), self.multiplier)
+        return times(linear(x, self.weight), self.multiplier)
 
 
 def times(x: Tensor, multiplier: float) -> Tensor:
@@ -144,7 +145,7 @@ class Transformer(nn.Module):
             x = block(x, self.cos, self.sin)
         x = times(self.final_norm(x), self.rules.readout)
         weight = self.embedding.weight if self.readout is None else self.readout.weight
-        return F.linear(x, weight)
+        return linear(x, weight)
 
     def loss(self, tokens: Tensor, reduction: str = "mean") -> Tensor:
         """Next-token cross-entropy in nats of (B, T + 1) tokens."""

@@ -1,6 +1,7 @@
 """Train one run: from a RunConfig to a RunRecord in a run directory.
 
-Owns the training loop. A living worker calls `train_run` again and again; nothing global is left behind but torch's thread count.
+Owns the training loop. A living worker calls `train_run` again and again; nothing global is left behind but torch's
+thread count, denormals taken for zeros, and memory that is kept for the next step.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from scaling.checkpoint import load_checkpoint, remove_checkpoint, save_checkpoi
 from scaling.config import RunConfig
 from scaling.data import Corpus, train_batch, validation_batches
 from scaling.errors import ConfigError, Fault, StudyError
+from scaling.memory import keep_memory
 from scaling.model import build_model
 from scaling.optimizer import build_optimizer, flattened, inner_optimizers, set_lr
 from scaling.records import MetricsLog, RunRecord, read_record, write_config, write_record
@@ -64,6 +66,7 @@ class Trainer:
         torch.set_num_threads(run.runtime.threads)
         # At a high LR saturated softmaxes fill the backward pass with denormals, which cost a CPU up to twice the time.
         torch.set_flush_denormal(True)
+        keep_memory()
         self.run, self.corpus = run, corpus
         self.device = torch.device(run.runtime.device)
         self.model = build_model(run).to(self.device)
