@@ -25,8 +25,8 @@ BOOKKEEPING = (
     *RUN_IDS, *NAMES, *STATES,
     "notes", "user", "tags", "created", "runtime", "duration", "hostname", "sweep", "description", "commit", "github",
     "updated", "source", "version", "models", "group", "path", "url", "entity", "project", "username", "experiment_id",
-    "artifact_uri", "start_time", "end_time", "created_at", "heartbeat_at", "end time", "start time", "gpu count", "gpu
-    type", "source name", "source type", "job type",
+    "artifact_uri", "start_time", "end_time", "created_at", "heartbeat_at", "end time", "start time", "gpu count",
+    "gpu type", "source name", "source type", "job type",
 )  # fmt: skip
 """Columns of the trackers about a run, not of it; in small letters."""
 OBJECTS = ("config", "summary", "history")
