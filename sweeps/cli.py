@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from scaling.errors import ConfigError, Fault, StudyError, UserError, program
-from sweeps import cli_analysis, cli_coordinates, cli_run
+from sweeps import cli_analysis, cli_coordinates, cli_import, cli_run
 from sweeps.cli_common import (
     DOTTED,
     NOT_OK,
@@ -272,6 +272,7 @@ def _main() -> int:
     except UserError as error:
         return report_error(error)
     except KeyboardInterrupt:
+cli_import.register(app)
         messages().print(f"stopped; nothing finished is lost. To continue, type: {command_line()}", markup=False, highlight=False)
         return NOT_OK
     except BrokenPipeError:

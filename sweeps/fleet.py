@@ -256,6 +256,14 @@ def _heartbeat(worker: Worker) -> Iterator[None]:
     def beat() -> None:
         while not stop.wait(min(BEAT_S, worker.grace_s / 4)):
             # A database that is away is waited for by the worker itself.
+def hand_in(study: Study, say: Say) -> None:
+    """Store the finished runs of the study's directory on its board, as a worker that starts does."""
+    worker = Worker(study, board_of(study), say)
+    worker.patiently(lambda: enter(study, worker.board))
+    _hand_in(worker)
+    worker.board.close()
+
+
             with contextlib.suppress(SQLAlchemyError):
                 worker.board.beat(worker.owner)
 
