@@ -235,6 +235,11 @@ class RuntimeConfig(Frozen):
 
     device: Literal["cpu", "cuda"] = "cpu"
     threads: Annotated[int, Field(ge=1, le=1024, strict=True)] = 1
+    """Of each process."""
+    processes: Annotated[int, Field(ge=1, le=1024, strict=True)] = 1
+    """Processes that a run is spread over, each with its share of every batch (data parallel)."""
+    pin: bool = True
+    """Whether workers of a local pool are bound to cores (sweeps.pinning)."""
     checkpoint_every_steps: Positive | None = None
     log_every_steps: Positive = 10
 
@@ -290,6 +295,13 @@ class RunConfig(Frozen):
     @model_validator(mode="after")
     def _base_exists(self) -> Self:
         self.base_model()
+        return self
+
+    @model_validator(mode="after")
+    def _processes_share_the_batch(self) -> Self:
+        batch, processes = self.training.batch_size, self.runtime.processes
+        if batch % processes:
+            raise fault_at("runtime", f"processes {processes} does not divide training.batch_size {batch}")
         return self
 
     @model_validator(mode="after")

@@ -45,7 +45,7 @@ app = typer.Typer(
 StudyPath = Annotated[Path, typer.Argument(help="A study's YAML file, or its directory once it exists.", show_default=False)]
 Out = Annotated[Path | None, typer.Option(help="Study directory; default studies/NAME.", show_default=False)]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="Override a config key: --set a.b=value.", show_default=False)]
-Jobs = Annotated[int | None, typer.Option(min=1, help="Worker processes; default one a core.", show_default=False)]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Worker processes; default one a core, or a GPU.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 
@@ -60,11 +60,16 @@ def _open(context: typer.Context, path: Path, out: Path | None, settings: list[s
 
 
 def _drive(study: Study, jobs: int | None) -> Outcome:
-    from sweeps.driver import default_jobs, drive
+    from sweeps.driver import drive
+    from sweeps.pinning import crowded, default_jobs, topology
     from sweeps.progress import watcher_for
 
     stop_on_sigterm()
-    count = jobs or default_jobs()
+    runtime = study.config.runtime
+    machine = topology(runtime)
+    count = jobs or default_jobs(runtime, machine)
+    if note := crowded(machine, count, runtime):
+        _say(note)
     if study.config.storage is not None:
         from sweeps.fleet import drive_shared
 
@@ -130,11 +135,11 @@ def plan_command(
     json: Json = False,
 ) -> int:
     """Print every run that a study needs, with parameters, tokens, FLOPs and estimated time, before anything runs."""
-    from sweeps.driver import default_jobs
+    from sweeps.pinning import default_jobs
     from sweeps.plan_table import plan_document, plan_text
 
     study = _open(context, path, out, settings, save=False)
-    document = plan_document(study, jobs or default_jobs(), timing)
+    document = plan_document(study, jobs or default_jobs(study.config.runtime), timing)
     answer(document, lambda: plan_text(document), json)
     return OK
 

@@ -9,7 +9,7 @@ import contextlib
 import multiprocessing
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from scaling.errors import Fault, Interrupted, StudyError
 from scaling.locks import driver_lock
 from scaling.records import RunRecord, read_records
+from sweeps.pinning import places, topology
 from sweeps.plan import PlannedRun, make_plan
 from sweeps.study import StudyConfig
 from sweeps.worker import Failed, Fatal, Finished, Started, Task, worker_main
@@ -37,6 +38,8 @@ MAX_DEATHS = 6
 class _Worker:
     process: SpawnProcess
     connection: Connection
+    place: int
+    """Index of its cores and GPUs among those of the pool."""
     claim: Claim | None = None
     ready: bool = False
 
@@ -70,6 +73,7 @@ class Driver:
         self._dir, self._study, self._jobs, self._watcher, self._data = study_dir, study, jobs, watcher, data
         self._results: dict[str, RunRecord] = {record.run_id: record for record in read_records(study_dir)}
         self._queue: Queue = Queue(study_dir, study)
+        self._places = places(topology(study.runtime), jobs, study.runtime)
         self._workers: list[_Worker] = []
         self._plan: list[PlannedRun] = []
         self._runs: dict[str, PlannedRun] = {}
@@ -84,7 +88,7 @@ class Driver:
         self._replan()
         self._queue.adopt(self._plan, self._results)
         try:
-            with _quiet_environment(self._study.runtime.threads):
+            with environment(thread_limits(self._study.runtime.threads)):
                 self._work()
         finally:
             self._stop()
@@ -201,9 +205,15 @@ class Driver:
         context = multiprocessing.get_context("spawn")
         here, there = context.Pipe()
         process = context.Process(target=worker_main, args=(there, self._dir, self._data), daemon=True)
-        process.start()
+        taken = {worker.place for worker in self._workers}
+        index = next(index for index in range(self._jobs) if index not in taken)
+        place = self._places[index]
+        with environment(place.environment):
+            process.start()
+        assert process.pid is not None, "a process that has been started has an id"
+        place.bind(process.pid)
         there.close()
-        return _Worker(process, here)
+        return _Worker(process, here, index)
 
     def _stop(self) -> None:
         for worker in self._workers:
@@ -236,12 +246,16 @@ def drive(study_dir: Path, study: StudyConfig, jobs: int, watcher: Watcher, data
         lock.close()
 
 
+def thread_limits(threads: int) -> dict[str, str]:
+    """Environment of a worker: its math libraries read the number of threads when they are loaded."""
+    return dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
+
+
 @contextmanager
-def _quiet_environment(threads: int) -> Iterator[None]:
-    """Environment of the workers: their math libraries read the number of threads when they are loaded."""
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(dict.fromkeys(names, str(threads)))
+def environment(changes: Mapping[str, str]) -> Iterator[None]:
+    """What processes that are started inside inherit."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
     try:
         yield
     finally:
@@ -250,8 +264,3 @@ def _quiet_environment(threads: int) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = text
-
-
-def default_jobs() -> int:
-    """One worker a core that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

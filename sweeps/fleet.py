@@ -28,7 +28,8 @@ from scaling.errors import Fault, Interrupted, StudyError, UserError
 from scaling.locks import file_lock
 from scaling.records import RunRecord, read_record, read_records, run_directory, write_atomic
 from sweeps.board import GRACE_S, Board, Claimed, with_driver
-from sweeps.driver import Outcome
+from sweeps.driver import Outcome, thread_limits
+from sweeps.pinning import Place, places, topology
 from sweeps.plan import make_plan
 from sweeps.study_dir import Study
 from sweeps.worker import NO_SPACE, disk_full
@@ -297,13 +298,14 @@ def run_pool(study: Study, jobs: int, say: Say, command: str) -> int:
     board = board_of(study)
     enter(study, board)
     deaths = 0
-    workers: list[subprocess.Popen[bytes]] = []
+    workers: dict[subprocess.Popen[bytes], Place] = {}
     try:
-        workers = [_spawn(study) for _ in range(jobs)]
+        for place in places(topology(study.config.runtime), jobs, study.config.runtime):
+            workers[_spawn(study, place)] = place
         while workers:
             time.sleep(0.2)
             for process in [item for item in workers if item.poll() is not None]:
-                workers.remove(process)
+                place = workers.pop(process)
                 if process.returncode > 0:
                     raise StudyError(Fault(str(study.directory), "a worker gave up", "see its message above"))
                 if process.returncode == 0:
@@ -314,7 +316,7 @@ def run_pool(study: Study, jobs: int, say: Say, command: str) -> int:
                     board.release_of(platform.node(), process.pid)
                 if deaths > RESPAWNS:
                     raise StudyError(Fault(str(study.directory), f"{deaths} workers died", "see their messages above"))
-                workers.append(_spawn(study))
+                workers[_spawn(study, place)] = place
     except KeyboardInterrupt:
         counts = board.counts()
         done = f"{counts.done} runs are done and kept"
@@ -355,11 +357,12 @@ def drive_shared(study: Study, jobs: int, say: Say, command: str) -> Outcome:
     )
 
 
-def _spawn(study: Study) -> subprocess.Popen[bytes]:
-    threads = str(study.config.runtime.threads)
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+def _spawn(study: Study, place: Place) -> subprocess.Popen[bytes]:
     arguments = [sys.executable, "-m", "sweeps.cli", "worker", str(study.directory)]
-    return subprocess.Popen(arguments, env=os.environ | dict.fromkeys(names, threads), stdin=subprocess.DEVNULL)
+    variables = os.environ | thread_limits(study.config.runtime.threads) | place.environment
+    process = subprocess.Popen(arguments, env=variables, stdin=subprocess.DEVNULL)
+    place.bind(process.pid)
+    return process
 
 
 def study_at(url: str, name: str | None, out: Path | None) -> Study:
