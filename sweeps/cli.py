@@ -263,6 +263,7 @@ def retry_command(path: StudyPath, out: Out = None, jobs: Jobs = None, json: Jso
 cli_analysis.register(app)
 cli_run.register(app)
 cli_coordinates.register(app)
+cli_import.register(app)
 
 
 def main() -> None:
@@ -277,7 +278,6 @@ def _main() -> int:
     except UserError as error:
         return report_error(error)
     except KeyboardInterrupt:
-cli_import.register(app)
         messages().print(f"stopped; nothing finished is lost. To continue, type: {command_line()}", markup=False, highlight=False)
         return NOT_OK
     except BrokenPipeError:
