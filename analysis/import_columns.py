@@ -35,6 +35,7 @@ USUAL: Mapping[str, tuple[str, ...]] = {
 MEASURED = ("params", "tokens", "flops")
 USUAL_LOSSES = ("val_loss", "validation_loss", "valid_loss", "eval_loss", "dev_loss", "loss_val", "loss_eval", "loss")
 """In this order of preference the last one, "loss", only where none of the others is there."""
+METRIC_PARTS = ("summary", "metrics", "scalars")
 YES, NO = ("true", "1", "yes", "1.0"), ("false", "0", "no", "0.0")
 
 
@@ -250,7 +251,8 @@ def _have(name: str, columns: Mapping[str, Column], faults: Sequence[Fault]) -> 
 
 def _missing(source: Source, name: str) -> Fault:
     names = source.names("config")
-    near = unknown_name("", name, names).cure
+    cures = [unknown_name("", word, names).cure for word in USUAL[name]]
+    near = next((cure for cure in cures if cure.startswith("nearest")), cures[0])
     either = " (or 'log2_lr')" if name == "lr" else ""
     return Fault(f"{source.where}: column {name!r}{either}", "is not among what the runs hold", f"--column {name}=NAME; {near}")
 
@@ -263,7 +265,7 @@ def loss_names(source: Source, metric: str | None) -> tuple[tuple[str, ...], boo
         raise_all([unknown_name(f"--loss-metric {metric}", metric, names)] if not found else [], DataError)
         raise_all(_ambiguous(f"--loss-metric {metric}", metric, found), DataError)
         return tuple(found), False
-    plain = {full: _plain(full, names) for full in names}
+    plain = {full: _plain(full) for full in names}
     found = [full for full, word in plain.items() if word in USUAL_LOSSES[:-1]] or [n for n, w in plain.items() if w == "loss"]
     if len(found) == 1:
         return (found[0],), True
@@ -273,8 +275,8 @@ def loss_names(source: Source, metric: str | None) -> tuple[tuple[str, ...], boo
     raise DataError(Fault(f"{source.where}: the loss", what, f"--loss-metric NAME; there are: {shown}" if losses else ""))
 
 
-def _plain(full: str, names: Sequence[str]) -> str:
+def _plain(full: str) -> str:
     """A metric's name without the part of the source, in small letters with underscores: "metrics.val/loss" -> "val_loss"."""
-    head, dot, rest = full.partition(".")
-    inside = rest if dot and all(name.partition(".")[0] == head for name in names) else full
+    head, _, rest = full.partition(".")
+    inside = rest if head in METRIC_PARTS else full
     return inside.lower().replace("/", "_").replace("-", "_").replace(".", "_").replace(" ", "_")

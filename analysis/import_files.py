@@ -150,10 +150,14 @@ def _run(row: Mapping[str, Any], at: int) -> ForeignRun:
     info: dict[str, object] = {}
     history: Any = None
     for name, value in row.items():
+        if not name:  # The index that pandas writes.
+            continue
         lower = str(name).lower()
         if lower in OBJECTS and (parsed := _object(name, value)) is not None:
             if lower == "history":
                 history = parsed
+            elif not isinstance(parsed, Mapping):
+                raise ValueError(f"its {name} is a list, and names with values are wanted")
             elif lower == "config":
                 config |= flatten(unwrapped(parsed), "config.")
             else:
@@ -221,10 +225,11 @@ def _curve_of(history: Any) -> Any:
     def points(name: str) -> Iterator[tuple[float, float]]:
         key = name.partition(".")[2]
         if isinstance(history, Mapping):
-            steps = history.get("_step")
             values = history.get(key) or []
-            for at, value in enumerate(values):
-                yield (float(steps[at]) if steps else float(at)), _value(value)
+            steps = history.get("_step") or list(range(len(values)))
+            if not isinstance(values, list) or not isinstance(steps, list) or len(values) != len(steps):
+                raise ValueError(f"its history has no step for each value of {key}")
+            yield from zip(map(number, steps), map(_value, values), strict=True)
             return
         for at, row in enumerate(history):
             if isinstance(row, Mapping) and key in row:

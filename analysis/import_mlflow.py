@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import sqlite3
 import warnings
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ def read_mlflow(place: str) -> Source:
     database = place.startswith("sqlite:")
     if database:
         _require_mlflow_tables(place)
+    where = re.sub(r"(://[^:/@]*):[^@/]*@", r"\1:***@", place)
     uri = place if "://" in place else Path(place).resolve().as_uri()
     with _quiet():
         try:
@@ -55,9 +57,9 @@ def read_mlflow(place: str) -> Source:
                         runs.append(_run(client, run, experiment.name))
         except (MlflowException, OSError, ValueError) as error:
             cure = "give a folder that MLflow wrote (mlruns), or the URL of its database; an old database: mlflow db upgrade URL"
-            raise DataError(Fault(place, f"MLflow cannot read it: {str(error).splitlines()[0]}", cure)) from None
+            raise DataError(Fault(where, f"MLflow cannot read it: {str(error).splitlines()[0]}", cure)) from None
     notes = (f"{deleted} deleted runs are not read",) if deleted else ()
-    return Source(place, "MLflow database" if "://" in place else "MLflow file store", tuple(runs), (), notes)
+    return Source(where, "MLflow database" if "://" in place else "MLflow file store", tuple(runs), (), notes)
 
 
 def _pages(search: Any, **arguments: Any) -> Iterator[Any]:

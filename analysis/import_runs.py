@@ -105,11 +105,11 @@ def number(value: object) -> float:
 
 
 def same(one: object, other: object) -> bool:
-    """Whether two values say the same, a number and its text included."""
+    """Whether two values say the same: a number and its text, a word in large and small letters."""
     try:
         first, second = number(one), number(other)
     except ValueError:
-        return str(one).strip() == str(other).strip()
+        return str(one).strip().lower() == str(other).strip().lower()
     return first == second or (math.isnan(first) and math.isnan(second)) or math.isclose(first, second, rel_tol=1e-9)
 
 

@@ -221,10 +221,10 @@ def _frames(path: Path) -> int | None:
     size, count = path.stat().st_size, 0
     with path.open("rb") as file:
         while head := file.read(8):
-            if len(head) < 8:
+            # Checksums of four bytes follow the length and the record.
+            rest = struct.unpack("<Q", head)[0] + 8 if len(head) == 8 else size
+            if rest > size - file.tell():
                 return None
-            file.seek(struct.unpack("<Q", head)[0] % 2**62 + 8, 1)
-            if file.tell() > size:
-                return None
+            file.seek(rest, 1)
             count += 1
     return count

@@ -383,7 +383,9 @@ def _notes(source: Source, columns: Mapping[str, Column], varying: Sequence[str]
     notes = [f"no column {', '.join(absent)}: taken as one level each; add one with --column NAME=..."] if absent else []
     unsaid = sum(state_of(run.state) == "unsaid" for run in source.runs) if "status" not in columns else 0
     if unsaid:
-        rule = f"where curves are there, a run must reach {SHORT:.0%} of the last step of its cell's longest"
+        rule = f"one that ends before {SHORT:.0%} of the last step of its cell's longest is not"
+        if not any(run.curve for run in source.runs):
+            rule = "only final values are there, so that one that was cut off cannot be told from one that ended"
         notes.append(f"{unsaid} runs do not say how they ended: taken as finished; {rule}")
     if varying:
         notes.append(f"config keys that vary, kept beside the columns and used by no command: {', '.join(varying)}")
