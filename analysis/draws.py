@@ -15,7 +15,7 @@ from analysis.results import Interval
 from analysis.shapes import Array, library
 
 DRAWS = 2000
-CURVE_ERROR = 1.5 * DISCREPANCY
+CURVE_ERROR = 2 * DISCREPANCY
 """Error of a value read off a curve, as a share of its rise; wider than in the fit, which reads every point at once."""
 
 

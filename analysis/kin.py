@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from analysis.optimum import CellOptimum
 from analysis.posterior import UNKNOWN_RISE, Rise
 from analysis.shapes import Array, kinship, library
 
@@ -27,9 +26,8 @@ def shapes_of(likelihoods: Sequence[Array]) -> Array:
     return np.asarray(np.log(weights / weights.sum() @ kinship() + 1e-300))
 
 
-def rise_of(optima: Sequence[CellOptimum]) -> Rise:
-    """Prior on k, the mean rise one octave off the optimum, from cells whose optimum is inside; unknown without one."""
-    scales = [item.draws.scale for item in optima if item.draws is not None and item.noise is not None and item.usable]
+def rise_of(scales: Sequence[Array]) -> Rise:
+    """Prior on k, the mean rise one octave off the optimum, from draws of the k of other cells; unknown without one."""
     if not scales:
         return UNKNOWN_RISE
     middles = np.array([float(np.median(scale)) for scale in scales])

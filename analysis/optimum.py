@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from analysis import noise as noises
 from analysis.draws import CellDraws, draw_cell, flat_draws
+from analysis.kin import rise_of, shapes_of
 from analysis.noise import NoiseEstimate
 from analysis.posterior import DISCREPANCY, REACH, CellData, Likelihood, likelihood, mean_losses, sigma_grid
 from analysis.results import UNKNOWN, Interval, json_safe, whole
@@ -82,6 +83,8 @@ class CellOptimum:
     n_diverged: int
     sampled: Interval
     """Lowest and highest log2 LR with a finite loss."""
+    n_pruned: int = 0
+    """Runs that were ended early; those with a bound that is a wall bound the optimum."""
     lowest_diverged: float = math.inf
     """Lowest log2 LR at which most runs diverged; infinite when there is none."""
     flags: tuple[str, ...] = ()
@@ -101,6 +104,11 @@ class CellOptimum:
         """Half the interval in octaves; NaN when an end is open or missing."""
         width = 0.5 * (self.interval[1] - self.interval[0])
         return width if math.isfinite(width) else math.nan
+
+    @property
+    def steepness(self) -> Array | None:
+        """Draws of the mean rise one octave off the optimum, nats; None unless a curve was fitted around an interior optimum."""
+        return self.draws.scale if self.draws is not None and self.noise is not None and self.usable else None
 
     def rise_at(self, log2_lr: float) -> tuple[float, Interval]:
         """Loss at `log2_lr` over the best loss of the cell, in nats, with interval.
@@ -134,6 +142,7 @@ class CellOptimum:
                     "n_finite": self.n_finite,
                     "n_seeds": self.n_seeds,
                     "n_diverged": self.n_diverged,
+                    "n_pruned": self.n_pruned,
                     "flags": self.flags,
                 }
             )
@@ -156,6 +165,9 @@ class Prepared:
     n_diverged: int
     first_diverged: float
     flags: tuple[str, ...]
+    n_pruned: int = 0
+    walled: Array = field(default_factory=lambda: np.empty(0))
+    """log2 LRs that pruned runs show to be a wall."""
 
 
 def fit_cell(
@@ -180,47 +192,72 @@ def fit_cell(
 
 
 def cell_optima(table: RunTable) -> list[CellOptimum]:
-    """The optimum of every cell; the noise of a run is pooled over the cells of the table."""
+    """The optimum of every cell.
+
+    The noise of a run is pooled over the cells of the table; the curve's shape and steepness over those of a parametrization, with
+    room to differ (`analysis.kin`). Where a cell's optimum is comes from its own runs.
+    """
     prepared = [prepare(cell, *_columns(rows)) for cell, rows in table.cells()]
     fitted = [item for item in prepared if item.data is not None]
-    scale = float(np.median([np.nanmin(item.loss) for item in fitted])) if fitted else 1.0
+    if not fitted:
+        return [bracketed(item) for item in prepared]
+    scale = float(np.median([np.nanmin(item.loss) for item in fitted]))
     sigmas = sigma_grid(scale)
     likelihoods = [likelihood(item.data, sigmas) for item in fitted if item.data is not None]
-    predicted, _ = noises.pool([noises.evidence(item) for item in likelihoods], sigmas, scale) if fitted else ([], None)
+    predicted, _ = noises.pool([noises.evidence(item) for item in likelihoods], sigmas, scale)
+    log_sigmas = [np.log(density + 1e-300) for density in predicted]
     replicated = sum(item.n_seeds > 1 for item in fitted)
     source = f"the scatter about the fitted curves of {len(fitted)} cell{'s' if len(fitted) != 1 else ''}, pooled"
     source += f", {replicated} with replicate seeds" if replicated else "; no replicate seeds"
-    found = {
-        id(item): conclude(item, cell_likelihood, np.log(density + 1e-300), source)
-        for item, cell_likelihood, density in zip(fitted, likelihoods, predicted, strict=True)
-    }
+    found = dict(zip(map(id, fitted), _with_kin(fitted, likelihoods, log_sigmas, source), strict=True))
     return [found[id(item)] if id(item) in found else bracketed(item) for item in prepared]
 
 
-def _columns(rows: Any) -> tuple[Array, Array, NDArray[np.int64]]:
+def _with_kin(
+    fitted: Sequence[Prepared], likelihoods: Sequence[Likelihood], log_sigmas: Sequence[Array], source: str
+) -> list[CellOptimum]:
+    """Optima, each under what the other cells of its parametrization say of the curve, those looked at alone."""
+    alone = [conclude(*item, source) for item in zip(fitted, likelihoods, log_sigmas, strict=True)]
+    shapes = [cell.shapes(log_sigma) for cell, log_sigma in zip(likelihoods, log_sigmas, strict=True)]
+    optima = []
+    for at, (item, cell, log_sigma) in enumerate(zip(fitted, likelihoods, log_sigmas, strict=True)):
+        kin = [other for other, its in enumerate(fitted) if other != at and its.cell.parametrization == item.cell.parametrization]
+        if not kin:
+            optima.append(alone[at])
+            continue
+        rise = rise_of([draws for other in kin if (draws := alone[other].steepness) is not None])
+        informed = likelihood(cell.data, cell.sigmas, rise)
+        optima.append(conclude(item, informed, log_sigma, source, shapes_of([shapes[other] for other in kin])))
+    return optima
+
+
+def _columns(rows: Any) -> tuple[Array, Array, NDArray[np.int64], Array]:
     seeds = np.unique(rows["seed"].to_numpy().astype(str), return_inverse=True)[1]
-    return rows["log2_lr"].to_numpy(dtype=float), rows["loss"].to_numpy(dtype=float), seeds.astype(np.int64)
+    log2_lr, loss, bound = (rows[name].to_numpy(dtype=float) for name in ("log2_lr", "loss", "bound"))
+    return log2_lr, loss, seeds.astype(np.int64), bound
 
 
-def prepare(cell: Cell, x: Array, y: Array, seeds: NDArray[np.int64]) -> Prepared:
-    """Split runs into bottom, walls and divergences."""
-    finite = np.isfinite(y)
-    n_diverged = int((~finite).sum())
+def prepare(cell: Cell, x: Array, y: Array, seeds: NDArray[np.int64], bound: Array | None = None) -> Prepared:
+    """Split runs into bottom, walls and divergences. bound: finite where a run was pruned, at least what its loss would have been."""
+    finite, pruned = np.isfinite(y), np.isfinite(bound) if bound is not None else np.zeros(len(y), dtype=bool)
+    pruned &= ~finite
+    n_diverged, n_pruned = int((~finite & ~pruned).sum()), int(pruned.sum())
     flags = [] if not n_diverged else [f"{n_diverged} diverged run{'s' if n_diverged > 1 else ''} kept out of the fit"]
     if not finite.any():
         flags.append("no finite loss")
-        lowest = float(x.min()) if len(x) else math.inf
-        return Prepared(cell, None, x[finite], y[finite], math.nan, (False, False), 0, n_diverged, lowest, tuple(flags))
+        lowest = float(x[~pruned].min()) if n_diverged else math.inf
+        return Prepared(cell, None, x[finite], y[finite], math.nan, (False, False), 0, n_diverged, lowest, tuple(flags), n_pruned)
     blocks = _blocks(x[finite], seeds[finite])
     rates = np.unique(x[finite])
     means = mean_losses(x[finite], y[finite], blocks)
     best, height = float(rates[means.argmin()]), (means - means.min()) / max(abs(means.min()), TINY)
-    lost = np.array([value for value in np.unique(x[~finite]) if 2 * (~finite[x == value]).sum() >= (x == value).sum()])
+    lost = _mostly(x, ~finite & ~pruned)
+    walled = _walled(x, pruned, bound, float(means.min()), flags)
     outside = (height > WALL) | ((np.abs(rates - best) > WINDOW) & (height > WINDOW_RISE))
-    walls_above = np.concatenate([rates[outside & (rates > best)], lost[lost > best]])
-    walls_below = rates[outside & (rates < best)]
+    walls_above = np.concatenate([rates[outside & (rates > best)], lost[lost > best], walled[walled > best]])
+    walls_below = np.concatenate([rates[outside & (rates < best)], walled[walled < best]])
     if (lost < best).any():
-        flags.append("a run diverged at a learning rate below the best one")
+        flags.append(f"a run diverged at a {cell.quantity} below the best one")
     low = float(walls_below.max()) if len(walls_below) else float(rates.min()) - REACH
     high = float(walls_above.min()) if len(walls_above) else float(rates.max()) + REACH
     inside = finite & (x > low) & (x < high)
@@ -232,8 +269,24 @@ def prepare(cell: Cell, x: Array, y: Array, seeds: NDArray[np.int64]) -> Prepare
     bounded = (len(walls_below) > 0, len(walls_above) > 0)
     fitted = data if len(data.rates) >= MIN_POINTS else None
     return Prepared(
-        cell, fitted, x[finite], y[finite], best, bounded, n_seeds, n_diverged, first_diverged, tuple(flags)
+        cell, fitted, x[finite], y[finite], best, bounded, n_seeds, n_diverged, first_diverged, tuple(flags), n_pruned, walled
     )  # fmt: skip
+
+
+def _mostly(x: Array, chosen: NDArray[np.bool_]) -> Array:
+    """Learning rates at which at least half of the runs are chosen."""
+    return np.array([value for value in np.unique(x[chosen]) if 2 * chosen[x == value].sum() >= (x == value).sum()])
+
+
+def _walled(x: Array, pruned: NDArray[np.bool_], bound: Array | None, best_loss: float, flags: list[str]) -> Array:
+    """Learning rates that pruned runs show to be a wall; what their bounds do not show is said."""
+    if bound is None or not pruned.any():
+        return np.empty(0)
+    wall = pruned & (bound - best_loss > WALL * max(abs(best_loss), TINY))
+    flags.append(f"{int(pruned.sum())} pruned run{'s' if pruned.sum() > 1 else ''} bound the optimum and are no values")
+    if (low := int((pruned & ~wall).sum())) > 0:
+        flags.append(f"{low} of them say nothing: their bound is less than {WALL:.0%} above the best loss")
+    return _mostly(x, wall)
 
 
 def _blocks(x: Array, seeds: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -246,7 +299,7 @@ def bracketed(prepared: Prepared) -> CellOptimum:
     """A cell without a fit: the best sampled learning rate between its neighbours, or at the edge."""
     x, y, best = prepared.log2_lr, prepared.loss, prepared.best
     rates = np.unique(x)
-    tried = np.unique(np.concatenate([rates, [prepared.first_diverged]]))
+    tried = np.unique(np.concatenate([rates, prepared.walled, [prepared.first_diverged]]))
     below, above = tried[tried < best], tried[(tried > best) & np.isfinite(tried)]
     low = float(below.max()) if len(below) else -math.inf
     high = float(above.min()) if len(above) else math.inf
@@ -255,9 +308,9 @@ def bracketed(prepared: Prepared) -> CellOptimum:
     if censored is None and math.isinf(high - low):
         censored = "low" if math.isinf(low) else "high"
         side, more = ("below the lowest", "lower") if censored == "low" else ("above the highest", "higher")
-        flags += (f"the optimum is at or {side} learning rate 2^{best:g}: sample {more} ones",)
+        flags += (f"the optimum is at or {side} {prepared.cell.quantity} 2^{best:g}: sample {more} ones",)
     elif censored is None:
-        flags += ("no curve was fitted: the optimum is bracketed by the neighbours of the best learning rate",)
+        flags += (f"no curve was fitted: the optimum is bracketed by the neighbours of the best {prepared.cell.quantity}",)
     draws = None
     if censored != "unresolved":
         ends = (max(low, best - REACH), min(high, best + REACH))
@@ -267,6 +320,7 @@ def bracketed(prepared: Prepared) -> CellOptimum:
         best_loss=float(y.min()) if len(y) else math.nan, best_loss_interval=UNKNOWN,
         plateaus=dict.fromkeys(PLATEAUS, UNKNOWN), curvature=math.nan, noise=None,
         n_points=len(rates), n_runs=len(y), n_finite=len(y), n_seeds=prepared.n_seeds, n_diverged=prepared.n_diverged,
+        n_pruned=prepared.n_pruned,
         sampled=(float(rates[0]), float(rates[-1])) if len(y) else UNKNOWN, lowest_diverged=prepared.first_diverged,
         flags=flags, draws=draws,
     )  # fmt: skip
@@ -297,7 +351,7 @@ def conclude(
         plateaus={rise: _plateau(curve, rise, (low_edge, high_edge)) if inside else UNKNOWN for rise in PLATEAUS},
         curvature=float(curve([ends[1] - 0.5, ends[1] + 0.5]).sum() - 2 * curve.level) / 0.25 if inside else math.nan,
         noise=noise, n_points=len(data.rates), n_runs=len(data.loss), n_finite=len(prepared.loss),
-        n_seeds=prepared.n_seeds, n_diverged=prepared.n_diverged,
+        n_seeds=prepared.n_seeds, n_diverged=prepared.n_diverged, n_pruned=prepared.n_pruned,
         sampled=(float(prepared.log2_lr.min()), float(prepared.log2_lr.max())), lowest_diverged=prepared.first_diverged,
         flags=(*prepared.flags, *flags),
         curve=curve if inside else None, draws=replace(draws, censored=not inside),
@@ -314,13 +368,13 @@ def _interior(prepared: Prepared, ends: Sequence[float], edges: Interval) -> tup
     at_low = not prepared.bounded[0] and (prepared.best == data.rates.min() or middle <= edges[0])
     at_high = not prepared.bounded[1] and (prepared.best == data.rates.max() or middle >= edges[1])
     if math.isinf(low) and math.isinf(high):
-        words = "the losses show no minimum above their noise: more seeds or a wider range of learning rates"
+        words = f"the losses show no minimum above their noise: more seeds or a wider range of the {prepared.cell.quantity}"
         return math.nan, (low, high), "unresolved", [words]
     if at_low:
-        words = f"the optimum is at or below the lowest learning rate 2^{edges[0]:g}: sample lower ones"
+        words = f"the optimum is at or below the lowest {prepared.cell.quantity} 2^{edges[0]:g}: sample lower ones"
         return edges[0], (-math.inf, max(high_quantile, edges[0])), "low", [words]
     if at_high:
-        words = f"the optimum is at or above the highest learning rate 2^{edges[1]:g}: sample higher ones"
+        words = f"the optimum is at or above the highest {prepared.cell.quantity} 2^{edges[1]:g}: sample higher ones"
         return edges[1], (min(low_quantile, edges[1]), math.inf), "high", [words]
     flags = []
     if math.isinf(low):

@@ -16,7 +16,7 @@ from analysis.optimum import CellOptimum
 from analysis.palette import GREY, for_parametrizations, sequential
 from analysis.results import Interval, interval_text, number
 from analysis.shapes import Array
-from analysis.table import Cell, RunTable
+from analysis.table import LEARNING_RATE, Cell, RunTable
 from analysis.transfer import TransferFit
 
 if TYPE_CHECKING:
@@ -59,6 +59,11 @@ class LrCurvesInfo:
     """Ordered by size."""
     loss_range: Interval
     """For the loss axis: all bottoms, and enough above them."""
+
+    @property
+    def quantity(self) -> str:
+        words = {curve.optimum.cell.quantity for curve in self.curves} - {LEARNING_RATE}
+        return words.pop() if words else "peak learning rate"
 
 
 def lr_curves_info(table: RunTable, optima: Sequence[CellOptimum], parametrization: str, axis: str = "width") -> LrCurvesInfo:
@@ -116,7 +121,7 @@ def draw_lr_curves(ax: Axes, info: LrCurvesInfo) -> Axes:
     if any(len(curve.diverged) for curve in info.curves):
         ax.plot([], [], "x", color=GREY, label="diverged")
     ax.set_ylim(low, high)
-    _finish(ax, "peak learning rate", "loss (nats per token)", info.parametrization)
+    _finish(ax, info.quantity, "loss (nats per token)", info.parametrization)
     _power_of_two_axis(ax.xaxis)
     ax.legend(frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return ax

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from analysis.shapes import Array, library
 
-DISCREPANCY = 0.1
+DISCREPANCY = 0.07
 """Standard deviation of the curve's own error, as a share of the rise above the best loss; set by simulation."""
 REACH = 2.0
 """Octaves beyond the sampled learning rates where an optimum is still considered."""

@@ -6,10 +6,11 @@ Owns Recommendation. Pure: the target run's config is computed from the study's 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from analysis.axes import AxisFit
 from analysis.loss_by_width import predict_loss
 from analysis.results import interval_text, number
 from analysis.target import TargetConfig
@@ -17,6 +18,7 @@ from analysis.transfer import TransferFit
 from scaling.accounting import flops_per_token, parameter_counts, run_flops
 from scaling.config import RunConfig
 from scaling.errors import ConfigError, Fault
+from scaling.hyperparameters import HYPERPARAMETERS, with_values
 from scaling.parametrization import HORIZON_SOURCE, TensorRule, at_horizon, horizon_betas, tensor_rules
 from scaling.schedule import warmup_steps
 
@@ -143,10 +145,17 @@ def check_target(target: TargetConfig, template: RunConfig, place: Callable[[str
         raise ConfigError(*faults)
 
 
-def recommend(template: RunConfig, fit: TransferFit, target: TargetConfig, losses: Mapping[int, Quantity]) -> Recommendation:
+def recommend(
+    template: RunConfig,
+    fit: TransferFit,
+    target: TargetConfig,
+    losses: Mapping[int, Quantity],
+    lines: Sequence[AxisFit] = (),
+) -> Recommendation:
     """The recommendation for `target`, from runs like `template` whose optimum over widths is `fit`.
 
-    template: any run of the study in the recommended parametrization; losses: width -> best loss. `check_target` first.
+    template: any run of the study in the recommended parametrization; losses: width -> best loss; lines: other hyperparameters that
+    were varied, whose best values replace the template's. `check_target` first.
     Raises ConfigError when no width has an optimum to start from.
     """
     usable = [optimum for optimum in fit.optima if optimum.censored is None]
@@ -154,6 +163,7 @@ def recommend(template: RunConfig, fit: TransferFit, target: TargetConfig, losse
         cure = "extend the LR range of the study"
         raise ConfigError(Fault("", f"no width has an interior best LR under {fit.parametrization}", cure))
     derivation = _Derivation(template, fit, target, losses)
+    derivation.take(lines)
     return derivation.recommendation()
 
 
@@ -163,6 +173,7 @@ class _Derivation:
     def __init__(self, template: RunConfig, fit: TransferFit, target: TargetConfig, losses: Mapping[int, Quantity]) -> None:
         self.template, self.fit, self.target, self.losses = template, fit, target, losses
         self.steps: list[Step] = []
+        self.lines: list[Step] = []
         self.warnings: list[str] = []
         usable = [optimum for optimum in fit.optima if optimum.censored is None]
         self.largest = max(usable, key=lambda optimum: optimum.width)
@@ -178,8 +189,37 @@ class _Derivation:
         self.batch_ratio = self.batch_tokens / template.batch_tokens
         self.steps_ratio = self.tokens_ratio / self.batch_ratio
 
+    def take(self, lines: Sequence[AxisFit]) -> None:
+        """Start from the best measured values of other hyperparameters, those of the width nearest to the target's."""
+        values = {}
+        for line in lines:
+            own = HYPERPARAMETERS[line.name].of(self.template)
+            widths = [width for width in line.log2_lrs if (best := line.best(width)) and all(map(math.isfinite, best[1]))]
+            if not widths:
+                self.warnings.append(
+                    f"{line.name} was varied, and no width bounds its optimum on both sides: the study's own {own:.4g} is kept"
+                )
+                continue
+            width = min(widths, key=lambda width: (abs(math.log2(self.target.width / width)), -width))
+            best = line.best(width)
+            assert best is not None, "chosen for having one"
+            values[line.name] = best[0]
+            self.lines.append(
+                Step(
+                    f"{line.name} at the study's tokens and batch",
+                    f"optimum of a line through the best LR at width {width}, 2^{line.log2_lrs[width]:g}; the study's own: {own:.4g}",
+                    f"{best[0]:.4g}, 90 % interval {best[1][0]:.3g} to {best[1][1]:.3g}",
+                    f"this study: {line.transfer.verdict} over widths, slope {number(line.transfer.slope.value)} octaves a doubling",
+                    "near its optimum it can be chosen apart from the LR",
+                )
+            )
+            if line.transfer.verdict != "transfers":
+                self.warnings.append(f"the best {line.name} is not shown to transfer: '{line.transfer.verdict}'")
+        self.template = with_values(self.template, values)
+
     def recommendation(self) -> Recommendation:
         self._shape()
+        self.steps += self.lines
         base_lr = self._base_lr()
         lr = self._horizon_lr(base_lr)
         run = self._run(lr.value)

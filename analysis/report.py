@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import jinja2
 from markupsafe import Markup, escape
 
+from analysis.axes import AxisFit, line_table
 from analysis.plots import figure_lr_curves, figure_over_width
 from analysis.recommend import Recommendation, lr_range
 from analysis.results import fixed, interval_text, number
@@ -103,14 +104,20 @@ def write_report(
     fits: Mapping[str, TransferFit],
     recommendation: Recommendation | None,
     facts: Sequence[tuple[str, str]],
+    axes: Mapping[str, Mapping[str, AxisFit]] | None = None,
 ) -> None:
     """Write the page to `path`, and its pictures as SVG files beside it.
 
-    facts: (name, value) rows about the study: data, model, runs, versions.
+    facts: (name, value) rows about the study: data, model, runs, versions. axes: what was varied beside width, by name.
     """
     from scaling.records import write_atomic
 
     pictures = {"lr_curves": svg(figure_lr_curves(table, fits)), "over_width": svg(figure_over_width(fits))}
+    captions = dict(CAPTIONS)
+    for name, found in (axes or {}).items():
+        curves = line_table(table, name) if name in table.own else table
+        pictures[name] = svg(figure_lr_curves(curves, {kind: fit.transfer for kind, fit in found.items()}))
+        captions[name] = "; ".join(f"{fit.transfer.sentence()}" for fit in found.values())
     for name, picture in pictures.items():
         write_atomic(path.with_name(f"{name}.svg"), picture)
 
@@ -132,7 +139,8 @@ def write_report(
         comparison=comparison.sentence() if comparison else "",
         fits=fits,
         recommendation=recommendation,
-        figures=[(CAPTIONS[name], picture) for name, picture in pictures.items()],
+        figures=[(captions[name], picture) for name, picture in pictures.items()],
+        axes=[(name, kind, fit.transfer) for name, found in (axes or {}).items() for kind, fit in found.items()],
         facts=facts,
         notes=table.notes,
     )

@@ -28,7 +28,7 @@ from analysis.shapes import Array, library
 from analysis.table import Cell
 
 Reason = Literal["start", "bracket", "extend", "refine", "seed", "sampled"]
-Stop = Literal["precise", "budget", "diverged"]
+Stop = Literal["precise", "budget", "diverged", "edge"]
 SPREAD = 1.25
 """Octaves from the expected optimum to the two outer learning rates of a cell's start."""
 DRIFT_SD = 0.35
@@ -60,6 +60,10 @@ class SearchSettings:
     floor: float = -40.0
     ceiling: float = 10.0
     """log2 LRs never left."""
+    start: float | None = None
+    """Where a first cell starts instead."""
+    unit: float = 1.0
+    """Octaves over which a loss changes as it does over one of the LR: how far apart the search looks."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,8 @@ class CellRuns:
     log2_lr: tuple[float, ...] = ()
     loss: tuple[float, ...] = ()
     seed: tuple[int, ...] = ()
+    bound: tuple[float, ...] = ()
+    """Where a run was pruned, what its loss would at least have been; -inf at the others; empty when none was pruned."""
     pending: tuple[tuple[float, int], ...] = ()
     """(log2_lr, seed) of runs that are under way."""
 
@@ -88,7 +94,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Done:
-    """Why a cell gets no more runs."""
+    """Why a cell gets no more runs; edge: its optimum lies at the end of what may be searched."""
 
     stop: Stop
     half_width: float
@@ -110,12 +116,23 @@ def next_points(cell: CellRuns, others: Sequence[CellRuns], settings: SearchSett
     optimum = optimum_of(cell, others)
     if optimum is not None and optimum.censored is None and optimum.half_width <= settings.precision and not cell.pending:
         return Done("precise", optimum.half_width)
+    if optimum is not None and _at_edge(cell, optimum, settings) and not cell.pending:
+        return Done("edge", math.nan)
     if optimum is None or optimum.draws is None or optimum.noise is None:
         asks = _bracket(cell, settings, room)
         return asks if asks or cell.pending else Done("budget", math.nan)
     asks = _refine(cell, optimum.draws, settings, room)
     # Every learning rate near the bottom has had all its seeds.
     return asks if asks or cell.pending else Done("budget", optimum.half_width)
+
+
+def _at_edge(cell: CellRuns, optimum: CellOptimum, settings: SearchSettings) -> bool:
+    """Whether the optimum lies at the end of what may be searched, a neighbour near it being worse."""
+    tried = sorted(set(cell.log2_lr))
+    near = 0.5 * settings.unit
+    if optimum.censored == "low":
+        return tried[0] <= settings.floor and tried[1] - tried[0] <= near
+    return optimum.censored == "high" and tried[-1] >= settings.ceiling and tried[-1] - tried[-2] <= near
 
 
 def _taken(cell: CellRuns) -> set[tuple[float, int]]:
@@ -134,30 +151,32 @@ def _start(cell: CellRuns, others: Sequence[CellRuns], settings: SearchSettings)
         (other.size, found) for other in others if (found := optimum_of(other, [])) is not None and math.isfinite(found.log2_lr)
     ]
     if known:
-        centre, spread = _expected(cell.size, known)
+        centre, spread = _expected(cell.size, known, settings.unit)
         rates = [centre, centre - spread, centre + spread]
+    elif settings.start is not None:
+        rates = [settings.start, settings.start - SPREAD * settings.unit, settings.start + SPREAD * settings.unit]
     else:
         span = settings.high - settings.low
         rates = [settings.low + share * span for share in (0.5, 0.2, 0.8)]
     return [Ask(rate, 0, "start") for rate in dict.fromkeys(_on_lattice(rate, settings) for rate in rates)]
 
 
-def _expected(size: float, known: Sequence[tuple[float, CellOptimum]]) -> tuple[float, float]:
+def _expected(size: float, known: Sequence[tuple[float, CellOptimum]], unit: float) -> tuple[float, float]:
     """Where other cells let expect the optimum, and how far out to look: a line through theirs, with a prior of no drift."""
     sizes = np.array([at - size for at, _ in known])
     optima = np.array([found.log2_lr for _, found in known])
     errors = np.array([found.half_width if math.isfinite(found.half_width) else 1.0 for _, found in known])
     weights = 1 / (errors**2 + 0.1**2)
     design = np.stack([np.ones_like(sizes), sizes], axis=1)
-    precision = design.T @ (weights[:, None] * design) + np.diag([1e-6, DRIFT_SD**-2])
+    precision = design.T @ (weights[:, None] * design) + np.diag([1e-6, (DRIFT_SD * unit) ** -2])
     covariance = np.linalg.inv(precision)
     centre = float(covariance[0] @ (design.T @ (weights * optima)))
-    return centre, max(SPREAD, 1.6 * math.sqrt(covariance[0, 0]))
+    return centre, max(SPREAD * unit, 1.6 * math.sqrt(covariance[0, 0]))
 
 
 def _all_diverged(cell: CellRuns, settings: SearchSettings) -> list[Ask] | Done:
     lowest = min([*cell.log2_lr, *(lr for lr, _ in cell.pending)])
-    lower = _on_lattice(lowest - 2 * STRIDE, settings)
+    lower = _on_lattice(lowest - 2 * STRIDE * settings.unit, settings)
     if cell.pending:
         return []
     return [Ask(lower, 0, "extend")] if lower < lowest else Done("diverged", math.nan)
@@ -174,9 +193,13 @@ def _bracket(cell: CellRuns, settings: SearchSettings, room: int) -> list[Ask]:
     above = [lr for lr in tried if lr > best]
     asks: list[Ask] = []
     if not below:
-        asks.append(Ask(_on_lattice(best - STRIDE, settings), 0, "extend"))
+        asks.append(Ask(_on_lattice(best - STRIDE * settings.unit, settings), 0, "extend"))
     if not above:
-        asks.append(Ask(_on_lattice(best + STRIDE, settings), 0, "extend"))
+        asks.append(Ask(_on_lattice(best + STRIDE * settings.unit, settings), 0, "extend"))
+    if not below and above and best <= settings.floor:
+        asks.append(Ask(_on_lattice((best + above[0]) / 2, settings), 0, "bracket"))
+    if not above and below and best >= settings.ceiling:
+        asks.append(Ask(_on_lattice((best + below[-1]) / 2, settings), 0, "bracket"))
     if below and above:
         gaps = sorted([(best - below[-1], (best + below[-1]) / 2), (above[0] - best, (best + above[0]) / 2)], reverse=True)
         asks += [Ask(_on_lattice(middle, settings), 0, "bracket") for _, middle in gaps]
@@ -241,8 +264,9 @@ def _observed(covariance: Array, at: int, error: float) -> Array:
 def _candidates(draws: CellDraws, settings: SearchSettings) -> Array:
     """The lattice around the optimum's draws, where a run will belong to the bottom of the curve."""
     low, high = np.quantile(draws.optimum, (0.05, 0.95))
-    low = max(float(low) - BOTTOM, float(draws.sampled_lr.min()) - REACH, settings.floor)
-    high = min(float(high) + BOTTOM, float(draws.sampled_lr.max()) + REACH, settings.ceiling)
+    bottom, reach = BOTTOM * settings.unit, REACH * settings.unit
+    low = max(float(low) - bottom, float(draws.sampled_lr.min()) - reach, settings.floor)
+    high = min(float(high) + bottom, float(draws.sampled_lr.max()) + reach, settings.ceiling)
     if math.isfinite(draws.first_diverged):
         high = min(high, draws.first_diverged - settings.lattice)
     first, last = math.ceil(low / settings.lattice), math.floor(high / settings.lattice)
@@ -275,7 +299,7 @@ def _optimum_of(cell: CellRuns, others: tuple[CellRuns, ...]) -> CellOptimum | N
     # One scale of noise values for all cells, the nearest power of two: it only says where they are weighed.
     scale = 2.0 ** round(math.log2(max(abs(min(finite)), 1e-9)))
     known = [(other, found) for at, other in enumerate(others) if (found := _optimum_of(other, others[:at])) is not None]
-    prepared, own = _fit(cell, scale, rise_of([found for _, found in known]))
+    prepared, own = _fit(cell, scale, rise_of([draws for _, found in known if (draws := found.steepness) is not None]))
     if own is None:
         return bracketed(prepared)
     fits = [fit for other, _ in known if (fit := _fit(other, scale, UNKNOWN_RISE)[1]) is not None]
@@ -285,9 +309,13 @@ def _optimum_of(cell: CellRuns, others: tuple[CellRuns, ...]) -> CellOptimum | N
     return conclude(prepared, own, log_sigma, "the scatter about the curves of these cells, pooled", log_shape)
 
 
+def _bounds(cell: CellRuns) -> Array | None:
+    return np.array(cell.bound) if cell.bound else None
+
+
 @lru_cache(maxsize=64)
 def _fit(cell: CellRuns, scale: float, rise: Rise) -> tuple[Prepared, Likelihood | None]:
-    prepared = prepare(Cell(), np.array(cell.log2_lr), np.array(cell.loss), np.array(cell.seed, dtype=np.int64))
+    prepared = prepare(Cell(), np.array(cell.log2_lr), np.array(cell.loss), np.array(cell.seed, dtype=np.int64), _bounds(cell))
     return prepared, None if prepared.data is None else likelihood(prepared.data, sigma_grid(scale), rise)
 
 

@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scaling.errors import DataError, Fault, MissingExtra, StudyError, raise_all
+from scaling.hyperparameters import HYPERPARAMETERS
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from scaling.records import RunRecord
 
+LEARNING_RATE = "learning rate"
 CELL_COLUMNS = ("parametrization", "width", "depth", "batch_tokens", "tokens")
-CANONICAL = (*CELL_COLUMNS, "lr", "log2_lr", "loss", "seed", "status", "params", "flops", "run_id")
-NUMERIC = ("width", "depth", "batch_tokens", "tokens", "lr", "log2_lr", "loss", "params", "flops")
+CANONICAL = (*CELL_COLUMNS, "lr", "log2_lr", "loss", "bound", "seed", "status", "params", "flops", "run_id")
+NUMERIC = ("width", "depth", "batch_tokens", "tokens", "lr", "log2_lr", "loss", "bound", "params", "flops")
 POSITIVE = ("width", "depth", "batch_tokens", "tokens", "lr", "params", "flops")
 DIVERGED = ("diverged", "nan", "inf", "exploded")
+PRUNED = "pruned"
+"""A run ended early: `bound` is what its final loss is at least; nothing is known of it without one."""
 SPELLINGS = {"mup": "mup", "μp": "mup", "µp": "mup", "sp": "sp"}
 """Lower case -> the name used here."""
 MAX_LOG2_LR = 60
@@ -41,11 +45,18 @@ class Cell:
     depth: float | None = None
     batch_tokens: float | None = None
     tokens: float | None = None
+    quantity: str = LEARNING_RATE
+    """What is varied in the cell."""
 
     def size(self, axis: str) -> float:
         """Level of one numeric dimension; NaN where the table does not say."""
         value = getattr(self, axis)
         return float("nan") if value is None else float(value)
+
+    @property
+    def values(self) -> str:
+        """Several values of what is varied, in words."""
+        return "learning rates" if self.quantity == LEARNING_RATE else f"values of the {self.quantity}"
 
     def others(self, axis: str) -> tuple[float, ...]:
         """Levels of every numeric dimension but `axis`; an absent one is -1, so that levels compare."""
@@ -62,18 +73,25 @@ class Cell:
 class RunTable:
     """Runs, one row each, with the canonical columns; every number is a float, so that products cannot overflow.
 
-    frame: columns `CANONICAL` and `diverged` (bool; such a row has loss NaN). notes: what was read, dropped, assumed and why.
+    frame: columns `CANONICAL` and `diverged` (bool; such a row has loss NaN); a row of status "pruned" has loss NaN and a finite `bound`.
+    notes: what was read, dropped, assumed and why. own: {hyperparameter: {parametrization: its value in `frame`}} for those that vary;
+    whole: the runs at other values too, with columns of these names.
     """
 
     frame: pd.DataFrame
     notes: tuple[str, ...] = ()
+    own: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    whole: pd.DataFrame | None = field(default=None, repr=False)
+    quantity: str = LEARNING_RATE
+    """What the column log2_lr holds the log2 of; another hyperparameter in a table of lines (analysis.axes)."""
 
     def cells(self) -> Iterator[tuple[Cell, pd.DataFrame]]:
         """Each cell with its rows, ordered by parametrization and then by the numbers."""
         for key, rows in self.frame.groupby(list(CELL_COLUMNS), dropna=False, sort=True):
             name, *numbers = key
             levels = (float(str(number)) for number in numbers)
-            yield Cell(str(name), *(None if level != level else level for level in levels)), rows
+            width, depth, batch, tokens = (None if level != level else level for level in levels)
+            yield Cell(str(name), width, depth, batch, tokens, self.quantity), rows
 
     @property
     def parametrizations(self) -> list[str]:
@@ -87,10 +105,12 @@ def load_table(
     source: Path | str | pd.DataFrame,
     columns: Mapping[str, str] | None = None,
     belongs: Callable[[RunRecord], bool] | None = None,
+    own: Mapping[str, Mapping[str, float]] | None = None,
 ) -> RunTable:
     """Read runs from a study directory, a .csv or .parquet file, or a DataFrame.
 
-    columns: {canonical name: name in the source}. belongs: for a study directory, which of its records to take.
+    columns: {canonical name: name in the source}. belongs: for a study directory, which of its records to take. own: {hyperparameter:
+    {parametrization: value}} at which LR curves are read, where runs at the same size, LR and seed differ; default: the most frequent.
     Raises DataError with all faults at once (a missing or unparsable column, rows that differ in a column that is not used),
     StudyError when a study holds no finished run, MissingExtra when Parquet needs pyarrow.
     """
@@ -102,9 +122,9 @@ def load_table(
     replaced = [name for name in columns if name in raw.columns and name not in columns.values()]
     frame = raw.drop(columns=replaced).rename(columns={actual: name for name, actual in columns.items()})
     raise_all(_missing_faults(frame, where), DataError)
-    unused = [str(name) for name in frame.columns if name not in (*CANONICAL, "data_seed", "diverged")]
+    unused = [str(name) for name in frame.columns if name not in (*CANONICAL, "data_seed", "diverged", *HYPERPARAMETERS)]
     notes.insert(0, f"{len(frame)} runs read from {where}" + (f"; columns not used: {', '.join(unused)}" if unused else ""))
-    return _tidy(frame.reset_index(drop=True), where, notes)
+    return _tidy(frame.reset_index(drop=True), where, notes, own or {})
 
 
 def _read(
@@ -144,6 +164,8 @@ def _read_study(path: Path, belongs: Callable[[RunRecord], bool] | None, notes: 
         if record.run_id in strangers:
             continue
         row = record.model_dump(include={*CANONICAL, "data_seed"})
+        row["bound"] = None if record.pruned is None else record.pruned.bound
+        row |= record.hyperparameters
         rows.append({**row, "params": record.params.get("total", max(record.params.values(), default=None))})
     if not rows:
         raise StudyError(Fault(str(path), "holds no finished run", "run the study first"))
@@ -157,9 +179,9 @@ def _mapping_faults(frame: pd.DataFrame, columns: Mapping[str, str], where: str)
     faults = []
     present = [str(name) for name in frame.columns]
     for name, actual in columns.items():
-        if name not in CANONICAL:
+        if name not in (*CANONICAL, *HYPERPARAMETERS):
             what = f"{name!r} is not a column this program knows"
-            faults.append(Fault(f"column {name}={actual}", what, _nearest(name, CANONICAL)))
+            faults.append(Fault(f"column {name}={actual}", what, _nearest(name, (*CANONICAL, *HYPERPARAMETERS))))
         if actual not in present:
             faults.append(Fault(f"{where}: column {actual!r}", "is not in the table", _nearest(actual, present)))
     return faults
@@ -187,7 +209,7 @@ def _nearest(name: str, candidates: Sequence[str]) -> str:
     return f"nearest: {', '.join(near)}" if near else f"there are: {', '.join(candidates)}"
 
 
-def _tidy(frame: pd.DataFrame, where: str, notes: list[str]) -> RunTable:
+def _tidy(frame: pd.DataFrame, where: str, notes: list[str], own: Mapping[str, Mapping[str, float]]) -> RunTable:
     import numpy as np
     import pandas as pd
 
@@ -208,10 +230,64 @@ def _tidy(frame: pd.DataFrame, where: str, notes: list[str]) -> RunTable:
         notes.append(f"{int(missing.sum())} rows without a learning rate or a width dropped")
     _defaults(tidy, frame, notes)
     keep = ~missing & _usable(tidy, notes)
-    tidy = _replicates(tidy[keep], frame, where, notes)
+    varied = _varied(tidy[keep], frame, where)
+    for name in varied:
+        tidy[name] = _numbers(frame[name], name, where, faults)
+    tidy = _replicates(tidy[keep], frame, where, notes, varied)
     if tidy.empty:
         raise DataError(Fault(where, "holds no usable run", "; ".join(notes)))
-    return RunTable(tidy[[*CANONICAL, "diverged"]].reset_index(drop=True), tuple(notes))
+    return _split(tidy[[*CANONICAL, "diverged", *varied]].reset_index(drop=True), varied, own, notes)
+
+
+def _varied(tidy: pd.DataFrame, frame: pd.DataFrame, where: str) -> list[str]:
+    """The hyperparameters in which runs of the same size, LR and seed differ: those that were varied on their own."""
+    key = [tidy[name].astype(str) for name in (*CELL_COLUMNS, "log2_lr", "seed")]
+    faults: list[Fault] = []
+    found = []
+    for name in HYPERPARAMETERS:
+        if name in frame and frame[name].nunique() > 1:
+            numbers = _numbers(frame[name], name, where, faults).reindex(tidy.index)
+            found += [name] if (numbers.groupby(key).nunique() > 1).any() else []
+    raise_all(faults, DataError)
+    return found
+
+
+def _split(tidy: pd.DataFrame, varied: Sequence[str], own: Mapping[str, Mapping[str, float]], notes: list[str]) -> RunTable:
+    """LR curves are read at one value of everything else; the other runs are kept beside them."""
+
+    if not varied:
+        return RunTable(tidy, tuple(notes))
+    values = {name: own.get(name) or _most_frequent(tidy, name) for name in varied}
+    usual = at_own(tidy, values)
+    words = ", ".join(f"{name} {text}" for name, text in ((name, _levels(values[name])) for name in varied))
+    notes.append(
+        f"learning rates are compared at {words}; {int((~usual).sum())} runs at other values belong to the axes of these"
+    )
+    frame = tidy[usual].drop(columns=list(varied)).reset_index(drop=True)
+    return RunTable(frame, tuple(notes), values, tidy)
+
+
+def _most_frequent(tidy: pd.DataFrame, name: str) -> dict[str, float]:
+    return {
+        str(kind): float(rows[name].mode().iloc[0]) for kind, rows in tidy.groupby("parametrization") if rows[name].notna().any()
+    }
+
+
+def _levels(values: Mapping[str, float]) -> str:
+    distinct = dict.fromkeys(f"{value:.12g}" for value in values.values())
+    return " or ".join(distinct)
+
+
+def at_own(rows: pd.DataFrame, own: Mapping[str, Mapping[str, float]]) -> pd.Series[bool]:
+    """Which rows have the own value of every hyperparameter of `own`; a missing value counts as it."""
+    import numpy as np
+    import pandas as pd
+
+    usual = pd.Series(True, index=rows.index)
+    for name, values in own.items():
+        expected = rows["parametrization"].map(values).astype(float)
+        usual &= rows[name].isna() | expected.isna() | pd.Series(np.isclose(rows[name], expected, rtol=1e-9), index=rows.index)
+    return usual
 
 
 def _numbers(values: pd.Series[Any], name: str, where: str, faults: list[Fault]) -> pd.Series[float]:
@@ -259,15 +335,22 @@ def _defaults(tidy: pd.DataFrame, frame: pd.DataFrame, notes: list[str]) -> None
 
 
 def _usable(tidy: pd.DataFrame, notes: list[str]) -> pd.Series[bool]:
-    """Mark divergences (loss NaN, column `diverged`) and say which rows are runs at all."""
+    """Mark divergences (loss NaN, column `diverged`) and pruned runs (loss NaN, `bound`), and say which rows are runs at all."""
     import numpy as np
 
     said = tidy["status"].isin(DIVERGED)
-    unfinished = ~said & ~tidy["status"].isin(FINISHED)
+    pruned = tidy["status"] == PRUNED
+    unbounded = pruned & ~np.isfinite(tidy["bound"])
+    unfinished = ~said & ~pruned & ~tidy["status"].isin(FINISHED)
     if unfinished.any():
         names = ", ".join(sorted(set(tidy["status"][unfinished])))
         notes.append(f"{int(unfinished.sum())} rows that are not finished runs (status {names}) dropped")
-    lost = ~said & ~unfinished & ~(tidy["loss"].abs() < ABSURD_LOSS)
+    if (pruned & ~unbounded).any():
+        notes.append(f"{int((pruned & ~unbounded).sum())} pruned runs bound the optimum and are no values")
+    if unbounded.any():
+        words = "pruned runs without a bound dropped: nothing is known of the loss that they would have ended with"
+        notes.append(f"{int(unbounded.sum())} {words}")
+    lost = ~said & ~pruned & ~unfinished & ~(tidy["loss"].abs() < ABSURD_LOSS)
     tidy["diverged"] = said | lost
     if said.any():
         notes.append(f"{int(said.sum())} diverged runs kept as divergences")
@@ -275,9 +358,11 @@ def _usable(tidy: pd.DataFrame, notes: list[str]) -> pd.Series[bool]:
         notes.append(
             f"{int(lost.sum())} rows with a loss that is NaN, infinite, absent or above {ABSURD_LOSS:g} counted as diverged"
         )
-    tidy.loc[tidy["diverged"], "loss"] = np.nan
-    tidy["status"] = np.where(tidy["diverged"], "diverged", "complete")
-    return ~unfinished
+    tidy.loc[tidy["diverged"] | pruned, "loss"] = np.nan
+    tidy.loc[~pruned, "bound"] = np.nan
+    tidy["status"] = np.select([tidy["diverged"], pruned], ["diverged", PRUNED], "complete")
+    usable: pd.Series[bool] = ~unfinished & ~unbounded
+    return usable
 
 
 def _lr_faults(tidy: pd.DataFrame, where: str) -> list[Fault]:
@@ -296,14 +381,14 @@ def _lr_faults(tidy: pd.DataFrame, where: str) -> list[Fault]:
     return faults
 
 
-def _replicates(tidy: pd.DataFrame, frame: pd.DataFrame, where: str, notes: list[str]) -> pd.DataFrame:
+def _replicates(tidy: pd.DataFrame, frame: pd.DataFrame, where: str, notes: list[str], varied: Sequence[str]) -> pd.DataFrame:
     """Rows of one (cell, LR, seed): the same run written twice counts once; other ones are replicates, unless a column tells them apart.
 
     Raises DataError when a column that is not used here varies among them: they are different experiments, not seeds.
     """
     # log2 of one LR written as 0.0039 and 0.00390625 are two LRs; 1e-9 octaves only undoes rounding.
     tidy = tidy.assign(log2_lr=tidy["log2_lr"].round(9))
-    key = [*CELL_COLUMNS, "log2_lr", "seed"]
+    key = [*CELL_COLUMNS, "log2_lr", "seed", *varied]
     copies = tidy.duplicated([*key, "loss", "diverged"], keep="first")
     if copies.any():
         notes.append(f"{int(copies.sum())} rows that repeat another one, loss included, are left out")
@@ -311,7 +396,7 @@ def _replicates(tidy: pd.DataFrame, frame: pd.DataFrame, where: str, notes: list
     repeated = tidy.duplicated(key, keep=False)
     if not repeated.any():
         return tidy
-    unused = [name for name in frame.columns if name not in CANONICAL]
+    unused = [name for name in frame.columns if name not in (*CANONICAL, *varied)]
     groups = frame.loc[tidy.index[repeated], unused].groupby([tidy.loc[repeated, name].astype(str) for name in key])
     telling = [str(name) for name in unused if (groups[name].nunique(dropna=False) == groups.size()).all()]
     if telling:

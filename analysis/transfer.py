@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -35,7 +35,7 @@ from analysis.results import (
     whole,
 )
 from analysis.slope import SlopeFit, fit_slope
-from analysis.table import CELL_COLUMNS, RunTable
+from analysis.table import CELL_COLUMNS, LEARNING_RATE, RunTable
 from scaling.errors import DataError, Fault
 
 Verdict = Literal["transfers", "drifts", "inconclusive"]
@@ -88,6 +88,11 @@ class TransferFit:
     regret_tolerance: float = REGRET_TOLERANCE
     line: SlopeFit | None = field(default=None, repr=False, compare=False)
 
+    @property
+    def quantity(self) -> str:
+        """What is transferred: the learning rate, or another hyperparameter by its words."""
+        return self.optima[0].cell.quantity if self.optima else LEARNING_RATE
+
     def cost_at(self, size: float, octaves: float) -> float:
         """Loss over the best one at `size`, `octaves` beside its optimum, in nats; NaN where it was not measured."""
         chosen = [item for item, at in zip(self.optima, self.sizes(), strict=True) if at == size and item.usable]
@@ -104,6 +109,7 @@ class TransferFit:
                 {
                     "verdict": self.verdict,
                     "axis": self.axis,
+                    "quantity": self.quantity,
                     "slope": {"value": self.slope.value, "interval": self.slope.interval, "tolerance": self.slope_tolerance},
                     "regret": {
                         "value": self.regret.value,
@@ -127,16 +133,16 @@ class TransferFit:
         """The verdict in one sentence."""
         many = len(self.optima) > 1
         ends = f"{number(self.sizes()[0])}" + (f" to {number(self.sizes()[-1])}" if many else "") if self.optima else "none"
-        sizes = f"{self.axis}{'s' if many else ''} {ends}"
+        sizes = f"{_several(self.axis) if many else self.axis} {ends}"
         slope = f"{number(self.slope.value)} octaves per doubling, 90 % interval {interval_text(self.slope.interval)}"
         centre = power_of_two(float(np.median([item.log2_lr for item in self.optima if item.usable] or [math.nan])))
         if self.verdict == "transfers":
-            text = f"the best learning rate transfers across {sizes}: it stays at {centre} ({slope})"
+            text = f"the best {self.quantity} transfers across {sizes}: it stays at {centre} ({slope})"
         elif self.verdict == "drifts":
-            text = f"the best learning rate drifts with {self.axis} across {sizes}: by {slope}"
+            text = f"the best {self.quantity} drifts with {self.axis} across {sizes}: by {slope}"
         else:
             known = f" ({slope})" if math.isfinite(self.slope.value) else ""
-            text = f"whether the best learning rate transfers across {sizes} is not decided{known}"
+            text = f"whether the best {self.quantity} transfers across {sizes} is not decided{known}"
         return f"{self.parametrization}: {text}; {self._cost()}"
 
     def _cost(self) -> str:
@@ -155,11 +161,11 @@ class TransferFit:
     def _rows(self) -> tuple[list[str], list[list[str]]]:
         header = [
             self.axis,
-            "log2 LR*",
+            "log2 LR*" if self.quantity == LEARNING_RATE else f"best log2 {self.quantity}",
             "90 % interval",
             "best loss",
             "within 0.25 % of it",
-            "LRs fitted",
+            "values fitted" if self.quantity != LEARNING_RATE else "LRs fitted",
             "runs",
             "seeds",
             "remark",
@@ -199,21 +205,21 @@ class TransferFit:
 
 def transfer(
     table: RunTable, *, axis: str = "width", slope_tolerance: float = SLOPE_TOLERANCE,
-    regret_tolerance: float = REGRET_TOLERANCE, reference: float | None = None,
+    regret_tolerance: float = REGRET_TOLERANCE, reference: float | None = None, at: Mapping[str, float] | None = None,
 ) -> dict[str, TransferFit]:  # fmt: skip
     """Judge every parametrization of the table.
 
     axis: width, depth, batch_tokens or tokens. slope_tolerance: octaves a doubling. regret_tolerance: relative to the best loss.
-    reference: size whose optimum is transferred (default: the smallest). Raises DataError for an unknown axis or reference.
+    reference: size whose optimum is transferred (default: the smallest). at: levels of the other dimensions to judge at where cells
+    differ in them; default: those with most sizes. Raises DataError for an unknown axis or reference.
     """
-    return transfer_of_optima(
-        cell_optima(table), axis=axis, slope_tolerance=slope_tolerance, regret_tolerance=regret_tolerance, reference=reference
-    )
+    tolerances = {"slope_tolerance": slope_tolerance, "regret_tolerance": regret_tolerance}
+    return transfer_of_optima(cell_optima(table), axis=axis, reference=reference, at=at, **tolerances)
 
 
 def transfer_of_optima(
     optima: Sequence[CellOptimum], *, axis: str = "width", slope_tolerance: float = SLOPE_TOLERANCE,
-    regret_tolerance: float = REGRET_TOLERANCE, reference: float | None = None,
+    regret_tolerance: float = REGRET_TOLERANCE, reference: float | None = None, at: Mapping[str, float] | None = None,
 ) -> dict[str, TransferFit]:  # fmt: skip
     """`transfer` for optima that were found already."""
     if axis not in AXES:
@@ -221,7 +227,7 @@ def transfer_of_optima(
     names = sorted({item.cell.parametrization for item in optima})
     fits = {}
     for name in names:
-        chosen, notes = _path([item for item in optima if item.cell.parametrization == name], axis)
+        chosen, notes = _path([item for item in optima if item.cell.parametrization == name], axis, at or {})
         if reference is not None and reference not in [_size(item, axis) for item in chosen]:
             sizes = ", ".join(number(_size(item, axis)) for item in chosen)
             raise DataError(Fault(f"reference {number(reference)}", f"{name} has no such {axis}", f"one of {sizes}"))
@@ -229,11 +235,16 @@ def transfer_of_optima(
     return fits
 
 
+def _several(axis: str) -> str:
+    """widths, depths; batch_tokens and tokens are plural."""
+    return axis if axis.endswith("s") else f"{axis}s"
+
+
 def _size(optimum: CellOptimum, axis: str) -> float:
     return optimum.cell.size(axis)
 
 
-def _path(optima: Sequence[CellOptimum], axis: str) -> tuple[list[CellOptimum], tuple[str, ...]]:
+def _path(optima: Sequence[CellOptimum], axis: str, at: Mapping[str, float]) -> tuple[list[CellOptimum], tuple[str, ...]]:
     """One cell a size: the others fixed where possible, or moving along when every size has one cell only."""
     known = [item for item in optima if math.isfinite(_size(item, axis))]
     sizes = [_size(item, axis) for item in known]
@@ -246,7 +257,12 @@ def _path(optima: Sequence[CellOptimum], axis: str) -> tuple[list[CellOptimum], 
     groups: dict[tuple[float, ...], list[CellOptimum]] = {}
     for item in known:
         groups.setdefault(item.cell.others(axis), []).append(item)
-    others, best = max(groups.items(), key=lambda group: (len(group[1]), group[0]))
+    wanted = tuple(at.get(name, math.nan) for name in AXES if name != axis)
+
+    def rank(group: tuple[tuple[float, ...], list[CellOptimum]]) -> tuple[float, int, tuple[float, ...]]:
+        return sum(level == other for level, other in zip(group[0], wanted, strict=True)), len(group[1]), group[0]
+
+    others, best = max(groups.items(), key=rank)
     levels = ", ".join(
         f"{name} {value:.12g}" for name, value in zip([name for name in AXES if name != axis], others, strict=True) if value > 0
     )
@@ -292,7 +308,7 @@ def _verdict(
     slope_tolerance, regret_tolerance = tolerances
     usable = [item for item in optima if item.usable]
     if len(usable) < MIN_SIZES:
-        words = f"{len(usable)} of {len(optima)} {axis}s have an interior optimum, at least {MIN_SIZES} are needed"
+        words = f"{len(usable)} of {len(optima)} {_several(axis)} have an interior optimum, at least {MIN_SIZES} are needed"
         return "inconclusive", [words]
     low, high = interval
     bounds = f"+-{number(slope_tolerance)} octaves per doubling"
@@ -324,25 +340,29 @@ def _cures(
         if item.censored in ("low", "high"):
             span = (low - 2, low) if item.censored == "low" else (high, high + 2)
             ends = f"{power_of_two(span[0])} and {power_of_two(span[1])}"
-            cures.append(f"to decide: learning rates between {ends} at {axis} {size}")
+            cures.append(f"to decide: {item.cell.values} between {ends} at {axis} {size}")
         elif item.censored == "unresolved" and not item.n_finite:
             lowest = power_of_two(item.lowest_diverged)
-            cures.append(f"to decide: learning rates below {lowest} at {axis} {size}, where all runs diverged")
+            cures.append(f"to decide: {item.cell.values} below {lowest} at {axis} {size}, where all runs diverged")
         elif item.censored == "unresolved":
-            cures.append(f"to decide: more learning rates or seeds at {axis} {size}")
+            cures.append(f"to decide: more {item.cell.values} or seeds at {axis} {size}")
     usable = [item for item in optima if item.usable]
     missing = MIN_SIZES - len(usable) - len(cures)
     if missing > 0:
-        cures.append(f"to decide: {missing} more {axis}{'s' if missing > 1 else ''}")
+        cures.append(f"to decide: {missing} more {_several(axis) if missing > 1 else axis}")
     if not usable or cures:
         return cures
     worst = max(usable, key=lambda item: item.half_width if math.isfinite(item.half_width) else math.inf)
     low, high = (end if math.isfinite(end) else edge for end, edge in zip(worst.interval, worst.sampled, strict=True))
     gap = f"between {power_of_two(low - 0.25)} and {power_of_two(high + 0.25)} at {axis} {number(_size(worst, axis))}"
-    cures.append(f"to decide: learning rates {gap} (the widest interval), or {max(3, worst.n_seeds + 2)} seeds near the bottom")
+    cures.append(
+        f"to decide: {worst.cell.values} {gap} (the widest interval), or {max(3, worst.n_seeds + 2)} seeds near the bottom"
+    )
     width = interval[1] - interval[0]
     if width > tolerances[0]:
-        cures.append(f"or a larger {axis}: the slope's interval is {number(width)} wide and shrinks with the range of {axis}s")
+        cures.append(
+            f"or a larger {axis}: the slope's interval is {number(width)} wide and shrinks with the range of {_several(axis)}"
+        )
     if math.isnan(regret.value) and math.isfinite(regret.log2_lr):
         cures.append(f"a run at {power_of_two(regret.log2_lr)} at {axis} {number(regret.target)}, to read the regret")
     return cures

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import yaml
+from pydantic import Field, model_validator
 
 from scaling.config import RunConfig
 from scaling.config_base import Frozen
@@ -20,19 +21,40 @@ from scaling.errors import Fault, StudyError, raise_all
 SCHEMA_VERSION = 1
 
 
+class Pruned(Frozen):
+    """Why a run was ended before its last step, and what is known of the loss that it would have ended with."""
+
+    rule: str
+    """`pruning.kind` of the study."""
+    step: int
+    """Updates done when it was ended."""
+    smoothed_loss: float
+    """Mean training loss over the last logged steps, nats per token."""
+    reference: str | None = None
+    """run_id of the finished run that it was compared with, over the same steps on the same batches; null for Optuna's rules."""
+    reference_loss: float | None = None
+    """Mean training loss of the reference over the same steps."""
+    bound: float | None = None
+    """The final loss is at least this; null where the rule bounds nothing, and then nothing is known of it."""
+
+
+Watch = Callable[[Mapping[str, Any]], Pruned | None]
+"""Is shown every row of a run's metrics, in order; what it returns ends the run. After a resume it is shown the earlier rows again."""
+
+
 class RunRecord(Frozen):
-    """One finished run. Losses in nats per token; a diverged run is a result with `loss` null."""
+    """One finished run. Losses in nats per token; `loss` is null for a run that diverged (a result) or was pruned (see `pruned`)."""
 
     schema_version: int = SCHEMA_VERSION
     run_id: str
-    status: Literal["complete", "diverged"]
+    status: Literal["complete", "diverged", "pruned"]
     parametrization: str
     width: int
     depth: int
     head_dim: int
     batch_tokens: int
     tokens: int
-    """Tokens planned; a diverged run saw fewer."""
+    """Tokens planned; a run that diverged or was pruned saw fewer."""
     steps: int
     steps_done: int
     lr: float
@@ -58,6 +80,16 @@ class RunRecord(Frozen):
     started_at: str
     """UTC, ISO 8601."""
     resumed_from_step: int = 0
+    hyperparameters: dict[str, float] = Field(default_factory=dict)
+    """scaling.hyperparameters by name; empty in records older than they are."""
+    pruned: Pruned | None = None
+    """Present for status "pruned" alone."""
+
+    @model_validator(mode="after")
+    def _pruned_says_why(self) -> Self:
+        if (self.status == "pruned") != (self.pruned is not None):
+            raise ValueError('status "pruned" and the key `pruned` go together')
+        return self
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -136,10 +168,13 @@ class MetricsLog:
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Rows of a metrics file; a last line torn by a kill is not a row."""
-    if not path.exists():
-        return []
+    return metrics_rows(path.read_text(encoding="utf-8")) if path.exists() else []
+
+
+def metrics_rows(text: str) -> list[dict[str, Any]]:
+    """Rows of a metrics file's text; a last line torn by a kill is not a row."""
     rows = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in text.splitlines():
         try:
             rows.append(json.loads(line))
         except json.JSONDecodeError:

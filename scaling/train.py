@@ -10,8 +10,10 @@ import math
 import platform
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +27,12 @@ from scaling.checkpoint import load_checkpoint, remove_checkpoint, save_checkpoi
 from scaling.config import RunConfig
 from scaling.data import Corpus, train_batch, validation_batches
 from scaling.errors import ConfigError, Fault, StudyError
+from scaling.hyperparameters import hyperparameters
 from scaling.memory import keep_memory
 from scaling.model import build_model
 from scaling.optimizer import build_optimizer, flattened, inner_optimizers, set_lr
-from scaling.records import MetricsLog, RunRecord, read_record, write_config, write_record
+from scaling.ranks import ALONE, Group, Team
+from scaling.records import MetricsLog, Pruned, RunRecord, Watch, read_metrics, read_record, write_config, write_record
 
 VALIDATION_BATCH = 32
 BLOWN_UP = 1.05
@@ -53,6 +57,7 @@ class _State:
     initial_loss: float | None = None
     last_finite_loss: float | None = None
     diverged: bool = False
+    pruned: Pruned | None = None
     wall_s: float = 0.0
     process_s: float = 0.0
 
@@ -60,27 +65,32 @@ class _State:
 class Trainer:
     """One run's model, optimizer and data, and the step that moves them."""
 
-    def __init__(self, run: RunConfig, corpus: Corpus) -> None:
-        """Build everything at step 0. Raises ConfigError when the device cannot do what the run asks for."""
+    def __init__(self, run: RunConfig, corpus: Corpus, group: Group = ALONE) -> None:
+        """Build everything at step 0, in every process of `group`; rank 0 leads in what follows.
+
+        Raises ConfigError when the device cannot do what the run asks for.
+        """
         check_runtime(run)
         torch.set_num_threads(run.runtime.threads)
         # At a high LR saturated softmaxes fill the backward pass with denormals, which cost a CPU up to twice the time.
         torch.set_flush_denormal(True)
         keep_memory()
-        self.run, self.corpus = run, corpus
-        self.device = torch.device(run.runtime.device)
+        self.run, self.corpus, self.group = run, corpus, group
+        self.device = group.device(run.runtime.device)
         self.model = build_model(run).to(self.device)
         self.optimizer = build_optimizer(self.model, run)
         self.scaler = torch.amp.GradScaler(run.runtime.device, enabled=run.training.precision == "fp16")
         self._loss: Callable[..., Tensor] = torch.compile(self.model.loss) if run.training.compile else self.model.loss
+        self._averaging = group.averaging(self.model, self._loss)
 
     def step(self, step: int) -> tuple[float, float]:
         """Do update number `step`; return the batch's loss (nats per token) and the gradient norm before clipping."""
+        self.group.tell("step", step)
         training = self.run.training
         tokens = train_batch(
             self.corpus, step=step, data_seed=training.data_seed, batch_size=training.batch_size, context=self.run.model.context
         )
-        loss = self.gradient(torch.from_numpy(tokens).to(self.device))
+        loss = self.gradient(self.group.share(torch.from_numpy(tokens)).to(self.device))
         set_lr(self.optimizer, self.run.schedule, step, training.steps)
         inner = inner_optimizers(self.optimizer)
         for optimizer in inner:
@@ -94,31 +104,45 @@ class Trainer:
         return loss, float(norm)
 
     def gradient(self, tokens: Tensor) -> float:
-        """Set every gradient to that of the mean loss over `tokens` (B, T + 1), in micro-batches; return that loss."""
+        """Set every gradient to that of the mean loss over `tokens` (B, T + 1), in micro-batches; return that loss.
+
+        In a group `tokens` are this rank's share, and gradient and loss are the mean over the ranks'.
+        """
         self.optimizer.zero_grad(set_to_none=True)
         micro = self.run.training.micro_batch_size or len(tokens)
-        total = 0.0
-        for part in torch.split(tokens, micro):
-            # Every micro-batch has the same number of tokens, so the mean of means is the mean.
-            with self._autocast():
-                loss = self._loss(part) * (len(part) / len(tokens))
-            torch.autograd.backward(self.scaler.scale(loss))
+        total, parts = 0.0, torch.split(tokens, micro)
+        compute = self._averaging or self._loss
+        for index, part in enumerate(parts):
+            # Means are weighted by their sequences; gradients go between ranks with the last micro-batch alone.
+            waits = self._averaging is not None and index + 1 < len(parts)
+            with self._averaging.no_sync() if waits and self._averaging is not None else nullcontext():
+                with self._autocast():
+                    loss = compute(part) * (len(part) / len(tokens))
+                torch.autograd.backward(self.scaler.scale(loss))
             total += float(loss.detach())
-        return total
+        return self.group.sum(total)[0] / self.group.size
 
     @torch.no_grad()
     def validate(self) -> float:
         """Mean loss over the validation windows, nats per token."""
+        self.group.tell("validate")
         total, count = 0.0, 0
         sequences = self.run.training.validation_sequences
-        for tokens in validation_batches(
+        batches = validation_batches(
             self.corpus, sequences=sequences, context=self.run.model.context, batch_size=VALIDATION_BATCH
-        ):
+        )
+        for tokens in islice(batches, self.group.rank, None, self.group.size):
             with self._autocast():
                 loss = self.model.loss(torch.from_numpy(tokens).to(self.device), reduction="sum")
             total += float(loss)
             count += tokens.shape[0] * (tokens.shape[1] - 1)
-        return total / count
+        total, tokens_seen = self.group.sum(total, count)
+        return total / tokens_seen
+
+    def process_s(self) -> float:
+        """Processor time of the group's processes so far, seconds."""
+        self.group.tell("process_s")
+        return self.group.sum(time.process_time())[0]
 
     def _autocast(self) -> torch.autocast:
         precision = self.run.training.precision
@@ -129,6 +153,7 @@ class Trainer:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.group.tell("load", {name: state[name] for name in ("model", "optimizer", "scaler")})
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
@@ -145,9 +170,16 @@ def check_runtime(run: RunConfig) -> None:
 
 
 def train_run(
-    run: RunConfig, directory: Path, corpus: Corpus, on_progress: Callable[[Progress], None] | None = None
+    run: RunConfig,
+    directory: Path,
+    corpus: Corpus,
+    on_progress: Callable[[Progress], None] | None = None,
+    watch: Watch | None = None,
+    team: Team | None = None,
 ) -> RunRecord:
-    """Train `run` to its end in `directory` and return its record; a finished run is returned as it is.
+    """Train `run` to its end in `directory`, or until `watch` ends it, and return its record; a finished run is returned as it is.
+
+    `team` keeps the processes of runs that are spread over several; without one they live for this run.
 
     An interrupted run with a checkpoint goes on from there with the same losses, bit by bit on CPU, as if never interrupted.
     """
@@ -155,8 +187,17 @@ def train_run(
     if finished is not None:
         _require_same_run(finished, run, corpus, directory)
         return finished
+    if team is None:
+        with Team() as own:
+            return train_run(run, directory, corpus, on_progress, watch, own)
+    with team.run(run) as group:
+        return _train(Trainer(run, corpus, group), directory, on_progress, watch)
+
+
+def _train(trainer: Trainer, directory: Path, on_progress: Callable[[Progress], None] | None, watch: Watch | None) -> RunRecord:
+    """Train from the last checkpoint, or the first step, to the end."""
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
-    trainer, state = Trainer(run, corpus), _State()
+    run, corpus, state = trainer.run, trainer.corpus, _State()
     saved = load_checkpoint(directory, run.run_id)
     if saved is not None:
         trainer.load_state_dict(saved)
@@ -164,8 +205,11 @@ def train_run(
     resumed_from = state.step
     write_config(directory, run)
     log = MetricsLog(directory, resume_at_step=resumed_from)
+    if watch is not None:
+        for row in read_metrics(directory / "metrics.jsonl"):
+            watch(row)
     try:
-        loss = _loop(trainer, state, directory, log, on_progress)
+        loss = _loop(trainer, state, directory, log, on_progress, watch)
     finally:
         log.close()
     record = _record(run, state, loss, corpus.sha256, started_at, resumed_from)
@@ -184,11 +228,16 @@ def _require_same_run(record: RunRecord, run: RunConfig, corpus: Corpus, directo
 
 
 def _loop(
-    trainer: Trainer, state: _State, directory: Path, log: MetricsLog, on_progress: Callable[[Progress], None] | None
+    trainer: Trainer,
+    state: _State,
+    directory: Path,
+    log: MetricsLog,
+    on_progress: Callable[[Progress], None] | None,
+    watch: Watch | None,
 ) -> float | None:
-    """Run from `state.step` to the end; return the final validation loss, or None when the run diverged."""
+    """Run from `state.step` to the end; return the final validation loss, or None when the run diverged or was pruned."""
     run, runtime, training = trainer.run, trainer.run.runtime, trainer.run.training
-    clock = _Clock(state)
+    clock = _Clock(state, trainer)
     while state.step < training.steps:
         step = state.step
         loss, grad_norm = trainer.step(step)
@@ -206,6 +255,11 @@ def _loop(
             row["validation_loss"] = _finite(trainer.validate())
         if step % runtime.log_every_steps == 0 or state.step == training.steps or "validation_loss" in row:
             log.write(row)
+            if watch is not None and state.step < training.steps:
+                state.pruned = watch(row)
+        if state.pruned is not None:
+            clock.update()
+            return None
         if on_progress and step % runtime.log_every_steps == 0:
             on_progress(Progress(run.run_id, state.step, training.steps, loss))
         if runtime.checkpoint_every_steps and state.step % runtime.checkpoint_every_steps == 0:
@@ -221,14 +275,14 @@ def _loop(
 
 
 class _Clock:
-    """Adds the time of this process to what earlier processes spent on the run."""
+    """Adds the time of these processes to what earlier ones spent on the run."""
 
-    def __init__(self, state: _State) -> None:
-        self._state = state
-        self._wall, self._process = time.perf_counter(), time.process_time()
+    def __init__(self, state: _State, trainer: Trainer) -> None:
+        self._state, self._trainer = state, trainer
+        self._wall, self._process = time.perf_counter(), trainer.process_s()
 
     def update(self) -> None:
-        wall, process = time.perf_counter(), time.process_time()
+        wall, process = time.perf_counter(), self._trainer.process_s()
         self._state.wall_s += wall - self._wall
         self._state.process_s += process - self._process
         self._wall, self._process = wall, process
@@ -241,7 +295,7 @@ def _finite(number: float) -> float | None:
 def _record(run: RunConfig, state: _State, loss: float | None, data_sha256: str, started_at: str, resumed_from: int) -> RunRecord:
     return RunRecord(
         run_id=run.run_id,
-        status="diverged" if state.diverged else "complete",
+        status="diverged" if state.diverged else "pruned" if state.pruned else "complete",
         parametrization=run.parametrization.kind,
         width=run.model.width,
         depth=run.model.depth,
@@ -267,6 +321,8 @@ def _record(run: RunConfig, state: _State, loss: float | None, data_sha256: str,
         host=platform.node(),
         started_at=started_at,
         resumed_from_step=resumed_from,
+        hyperparameters=hyperparameters(run),
+        pruned=state.pruned,
     )
 
 

@@ -13,6 +13,7 @@ from scaling.errors import ConfigError, Fault, StudyError, program
 from sweeps.cli_common import NOT_OK, OK, answer
 
 if TYPE_CHECKING:
+    from analysis.axes import AxisFit
     from analysis.recommend import Recommendation
     from analysis.table import RunTable
     from analysis.transfer import TransferFit
@@ -43,19 +44,35 @@ def transfer_command(
         float | None, typer.Option(min=0, help="Octaves a doubling; default the study's, or 0.25.")
     ] = None,
     regret_tolerance: Annotated[float | None, typer.Option(min=0, help="Relative loss; default the study's, or 0.01.")] = None,
+    axis: Annotated[
+        str | None, typer.Option(help="Judge only this one: width, or another that was varied.", show_default=False)
+    ] = None,
     json: Json = False,
 ) -> int:
-    """Whether the best learning rate stays as the width grows: slope, regret, verdict, each with an interval."""
+    """Whether the best learning rate stays as the width grows: slope, regret, verdict, each with an interval; and every other axis."""
     study = _study_of(table)
     runs, fits = _judge(table, study, columns or (), slope_tolerance, regret_tolerance)
+    axes = _axes(runs, study, slope_tolerance, regret_tolerance)
+    if axis is not None and axis != "width" and axis not in axes:
+        raise ConfigError(Fault("--axis", f"{axis!r} was not varied", f"choose from: {', '.join(['width', *axes])}"))
     if parametrization is not None and parametrization not in fits:
         raise ConfigError(
             Fault("--parametrization", f"{parametrization!r} is not in the table", f"choose from: {', '.join(fits)}")
         )
     chosen = {parametrization: fits[parametrization]} if parametrization else fits
-    document = {"parametrizations": {kind: fit.to_dict() for kind, fit in chosen.items()}, "notes": list(runs.notes)}
+    others = {
+        name: {kind: fit for kind, fit in found.items() if kind in chosen} for name, found in axes.items() if axis in (None, name)
+    }
+    if axis is not None and axis != "width":
+        chosen = {kind: fit.transfer for kind, fit in others[axis].items()}
+        others = {}
+    document: dict[str, Any] = {"parametrizations": {kind: fit.to_dict() for kind, fit in chosen.items()}}
+    if axis in axes:
+        document["parametrizations"] = {kind: axes[axis][kind].to_dict() for kind in chosen}
+    document |= {"axes": _documents(others), "notes": list(runs.notes)}
+    parts = [*map(str, chosen.values()), *(str(fit) for found in others.values() for fit in found.values())]
     notes = [f"table: {note}" for note in runs.notes]
-    answer(document, lambda: "\n\n".join([*map(str, chosen.values()), "\n".join(notes)]), json)
+    answer(document, lambda: "\n\n".join([*parts, "\n".join(notes)]), json)
     return _exit_code(chosen)
 
 
@@ -76,7 +93,7 @@ def recommend_command(
     if file is None:
         raise ConfigError(Fault("--target", "no target is named", "give one: --target configs/targets/large.yaml"))
     template = _template(study, fits) if study else _template_of_table(table, run, fits)
-    recommendation = _recommend(template, fits, file)
+    recommendation = _recommend(template, fits, file, _axes(runs, study))
     if out is not None:
         write_config_file(out, recommendation)
     document = recommendation.to_dict() | {"notes": list(runs.notes)}
@@ -100,9 +117,10 @@ def conclude(study: Study, document: dict[str, Any], as_json: bool, target: Path
 
     table, fits = _judge(study.directory, study, ())
     file = _target_file(study, target)
-    recommendation = _recommend(_template(study, fits), fits, file) if file else None
+    axes = _axes(table, study)
+    recommendation = _recommend(_template(study, fits), fits, file, axes) if file else None
     report = study.directory / "report.html"
-    write_report(report, f"Study {study.config.name}", table, fits, recommendation, _facts(study))
+    write_report(report, f"Study {study.config.name}", table, fits, recommendation, _facts(study), axes)
     runs = study.directory / "runs.csv"
     write_atomic(runs, table.frame.convert_dtypes().to_csv(index=False))
     comparison = compare_losses(fits)
@@ -111,15 +129,17 @@ def conclude(study: Study, document: dict[str, Any], as_json: bool, target: Path
         "report": str(report),
         "runs": str(runs),
         "parametrizations": {kind: fit.to_dict() for kind, fit in fits.items()},
+        "axes": _documents(axes),
         "notes": list(table.notes),
         "best_losses": {"width": comparison.width, **comparison.losses} if comparison else None,
         "recommendation": recommendation.to_dict() if recommendation else None,
     }
-    write_atomic(study.directory / "transfer.json", _dumps({"parametrizations": document["parametrizations"]}))
+    write_atomic(study.directory / "transfer.json", _dumps({key: document[key] for key in ("parametrizations", "axes")}))
     lines = []
     for fit in fits.values():
         undecided = fit.reasons if fit.verdict == "inconclusive" else ()
         lines += [fit.sentence(), *(f"    {reason}" for reason in undecided)]
+    lines += [fit.transfer.sentence() for found in axes.values() for fit in found.values()]
     lines += [f"note: {note}" for note in table.notes[1:]]
     lines += [comparison.sentence()] if comparison else []
     if recommendation is not None:
@@ -190,11 +210,37 @@ def _judge(
         if not separator:
             raise ConfigError(Fault(f"--column {column}", "is not of the form NAME=COLUMN", "for example --column lr=base_lr"))
         mapping[name] = actual
-    table = load_table(study.directory if study else path, mapping, study.config.owns if study else None)
+    table = load_table(
+        study.directory if study else path,
+        mapping,
+        study.config.owns if study else None,
+        study.config.own_values() if study else None,
+    )
     defaults = study.config.tolerances if study else TransferTolerances()
     slope = defaults.slope if slope_tolerance is None else slope_tolerance
     regret = defaults.regret if regret_tolerance is None else regret_tolerance
-    return table, transfer(table, slope_tolerance=slope, regret_tolerance=regret)
+    at = study.config.own_sizes() if study else None
+    return table, transfer(table, slope_tolerance=slope, regret_tolerance=regret, at=at)
+
+
+def _axes(
+    table: RunTable, study: Study | None, slope_tolerance: float | None = None, regret_tolerance: float | None = None
+) -> dict[str, dict[str, AxisFit]]:
+    """Every axis beside width, by name, and by parametrization."""
+    from analysis.axes import fit_axes
+    from sweeps.study import TransferTolerances
+
+    defaults = study.config.tolerances if study else TransferTolerances()
+    return fit_axes(
+        table,
+        study.config.own_sizes() if study else None,
+        slope_tolerance=defaults.slope if slope_tolerance is None else slope_tolerance,
+        regret_tolerance=defaults.regret if regret_tolerance is None else regret_tolerance,
+    )
+
+
+def _documents(axes: Mapping[str, Mapping[str, AxisFit]]) -> dict[str, dict[str, Any]]:
+    return {name: {kind: fit.to_dict() for kind, fit in found.items()} for name, found in axes.items()}
 
 
 def _target_file(study: Study | None, given: Path | None) -> Path | None:
@@ -202,7 +248,9 @@ def _target_file(study: Study | None, given: Path | None) -> Path | None:
     return given or (Path(named) if named else None)
 
 
-def _recommend(template: RunConfig, fits: Mapping[str, TransferFit], target_file: Path) -> Recommendation:
+def _recommend(
+    template: RunConfig, fits: Mapping[str, TransferFit], target_file: Path, axes: Mapping[str, Mapping[str, AxisFit]]
+) -> Recommendation:
     from analysis.recommend import Quantity, check_target, recommend
     from analysis.report import preferred
     from analysis.target import TargetConfig
@@ -213,7 +261,8 @@ def _recommend(template: RunConfig, fits: Mapping[str, TransferFit], target_file
     fit = preferred(fits)
     check_target(target, template, lambda key: f"{source.place((key,))}: {key}")
     losses = {optimum.width: Quantity(optimum.best_loss, optimum.best_loss_interval) for optimum in fit.optima}
-    return recommend(template, fit, target, losses)
+    lines = [found[fit.parametrization] for found in axes.values() if fit.parametrization in found]
+    return recommend(template, fit, target, losses, [line for line in lines if line.is_line])
 
 
 def _template(study: Study, fits: Mapping[str, TransferFit]) -> RunConfig:
@@ -252,14 +301,18 @@ def _template_of_table(path: Path, run: Path | None, fits: Mapping[str, Transfer
 
 def _facts(study: Study) -> list[tuple[str, str]]:
     """What a reader must know to judge the numbers."""
+    from collections import Counter
+
     from scaling.records import read_records
 
     config, records = study.config, list(read_records(study.directory))
+    counts = Counter(record.status for record in records)
+    pruned = f", {counts['pruned']} pruned" if counts["pruned"] else ""
     model, training, schedule = config.model, config.training, config.schedule
     versions = sorted({f"torch {record.versions['torch']}, Python {record.versions['python']}" for record in records})
     return [
         ("description", config.description or "none"),
-        ("runs", f"{len(records)} finished, {sum(record.loss is None for record in records)} of them diverged"),
+        ("runs", f"{len(records)} finished, {counts['diverged']} of them diverged{pruned}"),
         ("data", f"{config.data.source}, {config.data.tokenizer}, SHA-256 {config.data.sha256}"),
         ("model", f"depth {model.depth}, context {model.context}, {model.activation}, vocabulary {model.vocab_size}"),
         ("training", f"{training.steps} steps of {training.batch_size} sequences, {training.precision}"),

@@ -10,6 +10,7 @@ import hashlib
 
 from scaling.accounting import run_flops
 from scaling.config import ID_DIGITS, RunConfig, canonical_json
+from sweeps.axes import At
 from sweeps.study import Kind, StudyConfig
 
 # No setting holds a control character: where these stand in the text, the varied numbers go.
@@ -17,11 +18,11 @@ _LR, _SEED = "\x00lr", "\x00seed"
 
 
 class RunFamily:
-    """The runs of one (parametrization, width) of a study."""
+    """The runs of one (parametrization, width) of a study, at one place on its other axes."""
 
-    def __init__(self, study: StudyConfig, kind: Kind, width: int) -> None:
-        self._study, self.kind, self.width = study, kind, width
-        template = study.run(kind, width, study.log2_lr.low, 0)
+    def __init__(self, study: StudyConfig, kind: Kind, width: int, at: At = ()) -> None:
+        self._study, self.kind, self.width, self.at = study, kind, width, at
+        template = study.run(kind, width, study.log2_lr.low, 0, at)
         self.flops = run_flops(template)
         """Training FLOPs of each run."""
         values = template.identity()
@@ -38,4 +39,4 @@ class RunFamily:
         return hashlib.sha256(text.encode()).hexdigest()[:ID_DIGITS]
 
     def run(self, log2_lr: float, seed: int) -> RunConfig:
-        return self._study.run(self.kind, self.width, log2_lr, seed)
+        return self._study.run(self.kind, self.width, log2_lr, seed, self.at)

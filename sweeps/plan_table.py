@@ -12,6 +12,7 @@ from rich.table import Table
 
 from scaling.accounting import parameter_counts
 from scaling.records import RunRecord, read_records
+from sweeps.axes import LEVELS, describe
 from sweeps.plan import PlannedRun, make_plan, memory_of
 from sweeps.progress import duration
 
@@ -35,6 +36,7 @@ def plan_document(study: Study, jobs: int, timing: bool) -> dict[str, Any]:
                 "run_id": planned.run_id,
                 "parametrization": planned.parametrization,
                 "width": planned.width,
+                "axis": describe(planned.at),
                 "depth": planned.run.model.depth,
                 "log2_lr": planned.log2_lr,
                 "lr": planned.run.optimizer.lr,
@@ -46,7 +48,7 @@ def plan_document(study: Study, jobs: int, timing: bool) -> dict[str, Any]:
                 "batch_tokens": planned.run.batch_tokens,
                 "steps": planned.run.training.steps,
                 "flops": planned.flops,
-                "seconds": seconds.get(planned.width),
+                "seconds": seconds.get(planned.flops),
                 "done": planned.run_id in results,
             }
         )
@@ -73,8 +75,10 @@ def _growth(study: Study) -> str:
 
         limits = ", ".join(f"{run_limit(study.config, width)} at width {width}" for width in study.config.widths)
         until = f"until half its interval is {search.precision:g} octaves, " if search.kind == "adaptive" else ""
-        return f"{search.kind} search: each cell gets {search.batch} runs at a time, {until}at most {limits}; widths one after the other"
-    parts = []
+        words = f"{search.kind} search: each cell gets {search.batch} runs at a time, {until}at most {limits}; widths one after the other"
+        others = [f"then {name}" for name in study.config.axes]
+        return ", ".join([words, *others])
+    parts = [f"{name}: a line through the best LR at each width" for name in study.config.axes if name not in LEVELS]
     if follow_up.margin_points:
         parts.append(
             f"a cell whose best LR has fewer than {follow_up.margin_points} runs on one side gets up to "
@@ -86,25 +90,23 @@ def _growth(study: Study) -> str:
     return "; ".join(parts)
 
 
-def _seconds(study: Study, plan: Sequence[PlannedRun], results: dict[str, RunRecord], timing: bool) -> dict[int, float]:
-    """Seconds a run, by width: measured on finished runs, else by timing a few real steps of a model of that width."""
-    finished: dict[int, list[float]] = {}
+def _seconds(study: Study, plan: Sequence[PlannedRun], results: dict[str, RunRecord], timing: bool) -> dict[float, float]:
+    """Seconds a run, by its FLOPs: measured on finished runs, else by timing a few real steps of a model of that size."""
+    finished: dict[float, list[float]] = {}
     for planned in plan:
         record = results.get(planned.run_id)
         if record is not None and record.status == "complete":
-            finished.setdefault(planned.width, []).append(record.wall_s)
-    seconds = {width: sum(times) / len(times) for width, times in finished.items()}
+            finished.setdefault(planned.flops, []).append(record.wall_s)
+    seconds = {flops: sum(times) / len(times) for flops, times in finished.items()}
     started = time.perf_counter()
-    for width in study.config.widths if timing else ():
-        if width in seconds:
+    for planned in reversed(plan) if timing else ():
+        if planned.flops in seconds:
             continue
-        planned = next(planned for planned in plan if planned.width == width)
         if time.perf_counter() - started > TIMING_BUDGET_S:
             nearest = max(seconds)
-            cost = {other.width: other.flops for other in plan}
-            seconds[width] = seconds[nearest] * cost[width] / cost[nearest]
+            seconds[planned.flops] = seconds[nearest] * planned.flops / nearest
         else:
-            seconds[width] = _time_steps(study, planned)
+            seconds[planned.flops] = _time_steps(study, planned)
     return seconds
 
 
@@ -136,7 +138,7 @@ def plan_text(document: dict[str, Any]) -> str:
             str(row["width"]),
             f"{row['log2_lr']:g}",
             str(row["seed"]),
-            row["reason"],
+            " ".join([row["reason"], row["axis"]]).strip(),
             f"{row['params']:,}",
             f"{row['tokens']:,}",
             f"{row['flops']:.2e}",

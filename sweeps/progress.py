@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Self
@@ -12,6 +13,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
 from scaling.records import RunRecord
+from sweeps import axes
 from sweeps.plan import PlannedRun
 
 if TYPE_CHECKING:
@@ -30,10 +32,13 @@ def duration(seconds: float) -> str:
 
 
 def describe(planned: PlannedRun) -> str:
-    return f"{planned.parametrization} width {planned.width} lr 2^{planned.log2_lr:g} seed {planned.seed}"
+    off = f" {axes.describe(planned.at)}" if planned.at else ""
+    return f"{planned.parametrization} width {planned.width}{off} lr 2^{planned.log2_lr:g} seed {planned.seed}"
 
 
 def loss_text(record: RunRecord) -> str:
+    if record.pruned is not None:
+        return f"ended at step {record.steps_done} of {record.steps} by pruning.kind {record.pruned.rule}"
     return "diverged" if record.loss is None else f"loss {record.loss:.4f}"
 
 
@@ -45,8 +50,8 @@ class Watcher:
         self._plan: dict[str, PlannedRun] = {}
         self._done: set[str] = set()
         self._running: dict[str, tuple[PlannedRun, float, train.Progress | None]] = {}
-        self._seconds: dict[int, list[float]] = {}
-        self._flops: dict[int, float] = {}
+        self._seconds: dict[float, list[float]] = {}
+        """Times of finished runs, by their FLOPs."""
 
     def __enter__(self) -> Self:
         return self
@@ -76,31 +81,31 @@ class Watcher:
     def failed(self, planned: PlannedRun, reason: str) -> None:  # noqa: ARG002 (the base does not print)
         self._running.pop(planned.run_id, None)
 
+    def note(self, text: str) -> None:
+        """Something that the user should know."""
+
     def tick(self) -> None:
         """Called about once a second, and after every message."""
 
     def _learn(self, planned: PlannedRun, record: RunRecord) -> None:
         if record.status == "complete":
-            self._seconds.setdefault(planned.width, []).append(record.wall_s)
-            self._flops[planned.width] = planned.flops
+            self._seconds.setdefault(planned.flops, []).append(record.wall_s)
 
     def eta_s(self) -> float | None:
         """Seconds to go, or None before anything is known."""
-        seconds = {width: sum(times) / len(times) for width, times in self._seconds.items()}
-        flops = dict(self._flops)
+        seconds = {flops: sum(times) / len(times) for flops, times in self._seconds.items()}
         now = time.perf_counter()
         for planned, started, progress in self._running.values():
-            if planned.width not in seconds and progress is not None and progress.step > 10:
-                seconds[planned.width] = (now - started) * progress.steps / progress.step
-                flops[planned.width] = planned.flops
+            if planned.flops not in seconds and progress is not None and progress.step > 10:
+                seconds[planned.flops] = (now - started) * progress.steps / progress.step
         if not seconds:
             return None
         left = 0.0
         for run_id, planned in self._plan.items():
             if run_id in self._done:
                 continue
-            nearest = min(seconds, key=lambda width: abs(width - planned.width))
-            total = seconds[nearest] * (planned.flops / flops[nearest]) ** TIME_EXPONENT
+            nearest = min(seconds, key=lambda flops: abs(math.log(flops / planned.flops)))
+            total = seconds[nearest] * (planned.flops / nearest) ** TIME_EXPONENT
             spent = now - self._running[run_id][1] if run_id in self._running else 0.0
             left += max(total - spent, 0.0)
         return left / self._jobs
@@ -133,6 +138,9 @@ class PlainWatcher(Watcher):
     def failed(self, planned: PlannedRun, reason: str) -> None:
         super().failed(planned, reason)
         self._line(f"FAILED {describe(planned)}: {reason}")
+
+    def note(self, text: str) -> None:
+        self._line(text)
 
     def _line(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -20,6 +20,7 @@ TORCH_FREE = (
     "config_file",
     "coordinate_rows",
     "errors",
+    "hyperparameters",
     "locks",
     "parametrization",
     "records",

@@ -11,6 +11,7 @@ import pytest
 
 from scaling.accounting import run_flops
 from scaling.config_file import load_config
+from scaling.hyperparameters import hyperparameters
 from scaling.records import RunRecord
 from sweeps.plan import PlannedRun, make_plan
 from sweeps.study import StudyConfig
@@ -51,6 +52,7 @@ def record_of(planned: PlannedRun, loss: float) -> RunRecord:
         versions={},
         host="here",
         started_at="2026-01-01T00:00:00+00:00",
+        hyperparameters=hyperparameters(run),
     )
 
 
