@@ -31,7 +31,10 @@ def next_by_optuna(kind: str, runs: CellRuns, settings: SearchSettings, count: i
     for log2_lr, loss in zip(runs.log2_lr, runs.loss, strict=True):
         value = loss if math.isfinite(loss) else worst
         study.add_trial(optuna.trial.create_trial(params={"log2_lr": log2_lr}, distributions=dict(axis), value=value))
-    return [Ask(float(study.ask(dict(axis)).params["log2_lr"]), 0, "sampled") for _ in range(room)]
+    # The sequence of "qmc" begins anew with every study: its first points are the runs that there are.
+    skipped = len(runs) if kind == "qmc" else 0
+    points = [float(study.ask(dict(axis)).params["log2_lr"]) for _ in range(skipped + room)]
+    return [Ask(point, 0, "sampled") for point in points[skipped:]]
 
 
 def _sampler(kind: str, seed: int) -> BaseSampler:
@@ -45,7 +48,7 @@ def _sampler(kind: str, seed: int) -> BaseSampler:
             case "gp":
                 return optuna.samplers.GPSampler(seed=seed, n_startup_trials=4)
             case "qmc":
-                # The sequence goes on with the study's trials; another seed a round would be another sequence.
+                # Another seed a round would be another sequence.
                 return optuna.samplers.QMCSampler(seed=0, scramble=True)
             case _:
                 return optuna.samplers.RandomSampler(seed=seed)

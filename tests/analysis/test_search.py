@@ -100,14 +100,17 @@ def test_the_same_runs_give_the_same_points() -> None:
     assert run(bowl(-8.0, 0.02), SETTINGS)[0] == run(bowl(-8.0, 0.02), SETTINGS)[0]
 
 
-@pytest.mark.parametrize("noise", NOISES)
-def test_the_grids_precision_for_about_a_fifth_of_its_compute(noise: float) -> None:
+def test_the_grids_precision_for_less_than_a_fifth_of_its_compute() -> None:
     """On every third simulated study of `make bench`, so that the table in the docs is not the only place that says so."""
-    ours, grids = [], []
-    for surface in list(surfaces(noise, 1))[::3]:
-        ours += by_search(surface)[0]
-        grids += by_grid(surface)
-    compute = sum(item.compute for item in ours) / sum(item.compute for item in grids)
-    assert compute < 0.22
-    assert rms(ours) < 1.15 * rms(grids)
-    assert np.mean([item.held for item in ours]) > 0.85
+    ratios, held, compute = [], [], []
+    for noise in NOISES:
+        ours, grids = [], []
+        for surface in list(surfaces(noise, 1))[::3]:
+            ours += by_search(surface)[0]
+            grids += by_grid(surface)
+        ratios.append(rms(ours) / rms(grids))
+        held += [item.held for item in ours]
+        compute.append(sum(item.compute for item in ours) / sum(item.compute for item in grids))
+    assert max(compute) < 0.2
+    assert np.exp(np.mean(np.log(ratios))) < 1.0
+    assert 0.85 < np.mean(held) < 0.99

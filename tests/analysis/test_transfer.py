@@ -36,7 +36,7 @@ def test_measured_sp_drifts(measured: dict[str, TransferFit]) -> None:
     assert fit.verdict == "drifts"
     assert -1.3 < fit.slope.interval[0] < fit.slope.value < fit.slope.interval[1] < -0.6
     assert fit.regret.value == pytest.approx(0.5, abs=0.1)
-    assert fit.sentence().startswith("sp: the best learning rate drifts with width across widths 32 to 256: by -0.9")
+    assert fit.sentence().startswith("sp: the best learning rate drifts with width across widths 32 to 256: by -0.8")
 
 
 def test_measured_mup_hardly_drifts(measured: dict[str, TransferFit]) -> None:

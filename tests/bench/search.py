@@ -18,7 +18,7 @@ import pandas as pd
 
 from analysis.optimum import cell_optima
 from analysis.results import text_table
-from analysis.search import CellRuns, Done, SearchSettings, next_points, optimum_of
+from analysis.search import CellRuns, Done, SearchSettings, next_points
 from analysis.simulation import BEST_LOSS, SEED_SD, TRUTHS
 from analysis.table import load_table
 from sweeps.optuna_search import next_by_optuna
@@ -29,6 +29,7 @@ DRIFTS = (0.0, -0.5, -1.0)
 GRID = tuple(float(rate) for rate in np.arange(-12.5, -1.0, 1.0))
 START = (-12.0, -4.0)
 MAX_RUNS = 6
+PRECISION = 0.1
 BUMPS = 0.3
 """Amplitude of the bumps over the noise of a run."""
 
@@ -86,24 +87,17 @@ def limits(max_runs: int) -> dict[int, int]:
     return {width: round(max_runs * min(3.0, math.sqrt(WIDTHS[-1] / width))) for width in WIDTHS}
 
 
-def by_search(surface: Surface, precision: float = 0.15, max_runs: int = MAX_RUNS) -> tuple[list[Outcome], dict[int, int]]:
-    """Our search, as a study runs it; and how many runs each width took."""
-    cells: list[CellRuns] = []
-    outcomes, runs = [], {}
+def by_search(surface: Surface, precision: float = PRECISION, max_runs: int = MAX_RUNS) -> tuple[list[Outcome], dict[int, int]]:
+    """Our search, as a study runs it, and the report's analysis; and how many runs each width took."""
+    cells: dict[int, CellRuns] = {}
     for width in WIDTHS:
         settings = SearchSettings(*START, precision=precision, max_runs=limits(max_runs)[width])
-        smaller = tuple(cells)
-        cell = _searched(surface, width, lambda cell, smaller=smaller, settings=settings: next_points(cell, smaller, settings, 2))
-        optimum = optimum_of(cell, smaller)
-        assert optimum is not None, "a surface has finite losses"
-        low, high = optimum.interval
-        true = surface.optimum[width]
-        outcomes.append(
-            Outcome(optimum.log2_lr - true, low <= true <= high, optimum.half_width, len(cell), len(cell) * cost(width))
+        smaller = tuple(cells.values())
+        cells[width] = _searched(
+            surface, width, lambda cell, smaller=smaller, settings=settings: next_points(cell, smaller, settings, 2)
         )
-        cells.append(cell)
-        runs[width] = len(cell)
-    return outcomes, runs
+    runs = {width: list(zip(cell.log2_lr, cell.loss, cell.seed, strict=True)) for width, cell in cells.items()}
+    return _analysed(surface, runs), {width: len(cell) for width, cell in cells.items()}
 
 
 def _searched(surface: Surface, width: int, choose: Callable[[CellRuns], object]) -> CellRuns:
