@@ -6,6 +6,7 @@ Nothing heavy is imported before a command runs, so that `--help` stays fast.
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from scaling.errors import ConfigError, Fault, StudyError, UserError, program
+from scaling.torchrun import follows, started_by_torchrun
 from sweeps import cli_analysis, cli_coordinates, cli_import, cli_run
 from sweeps.cli_common import (
     DOTTED,
@@ -21,6 +23,7 @@ from sweeps.cli_common import (
     WRONG_USE,
     answer,
     command_line,
+    follow_rank_0,
     messages,
     overrides,
     report_error,
@@ -60,6 +63,9 @@ def _open(context: typer.Context, path: Path, out: Path | None, settings: list[s
 
 
 def _drive(study: Study, jobs: int | None) -> Outcome:
+    if started_by_torchrun(os.environ):
+        cure = "under torchrun start `worker` (a study in a database) or `train`; or set runtime.processes, without torchrun"
+        raise StudyError(Fault("torchrun", "would start this command, and its pool of workers, once for each rank", cure))
     from sweeps.driver import drive
     from sweeps.pinning import crowded, default_jobs, topology
     from sweeps.progress import watcher_for
@@ -170,6 +176,8 @@ def worker_command(
     from sweeps.fleet import pull, study_at, work
     from sweeps.study_dir import open_study
 
+    if follows(os.environ):
+        return follow_rank_0()
     stop_on_sigterm()
     study = study_at(place, name, out) if "://" in place else _open(context, Path(place), out, settings)
     options = overrides(settings or [], context.args)

@@ -75,6 +75,14 @@ def report_error(error: UserError) -> int:
     return error.exit_code
 
 
+def follow_rank_0() -> int:
+    """A command in a process of torchrun's that is not rank 0: take part in rank 0's runs, and make none of its own."""
+    from scaling.ranks import follow_torchrun
+
+    follow_torchrun()
+    return OK
+
+
 def stop_on_sigterm() -> None:
     """A polite kill (a scheduler's, `timeout`'s) ends a command as Ctrl-C does."""
 

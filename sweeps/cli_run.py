@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from scaling.errors import ConfigError, Fault, StudyError, UserError
+from scaling.torchrun import follows
 from sweeps.cli_common import DOTTED, NOT_OK, OK, answer, messages, overrides
 
 if TYPE_CHECKING:
@@ -59,9 +61,12 @@ def train_command(
     """Train one run. Typed again after an interruption it goes on from the last checkpoint (runtime.checkpoint_every_steps)."""
     from scaling.data import prepare
     from scaling.locks import file_lock
+    from scaling.ranks import Team
     from scaling.train import Progress, train_run
-    from sweeps.cli_common import stop_on_sigterm
+    from sweeps.cli_common import follow_rank_0, stop_on_sigterm
 
+    if follows(os.environ):
+        return follow_rank_0()
     stop_on_sigterm()
     run = load_run(path, overrides(settings or [], context.args))
     console, started = messages(), time.perf_counter()
@@ -77,8 +82,8 @@ def train_command(
     directory = out or Path("runs") / run.run_id
     if (directory / "study.yaml").exists():
         raise StudyError(Fault(f"--out {directory}", "is a study's directory", "give a run a folder of its own"))
-    with file_lock(directory / ".lock"):
-        record = train_run(run, directory, corpus, show)
+    with file_lock(directory / ".lock"), Team() as team:
+        record = train_run(run, directory, corpus, show, team=team)
     loss = "diverged" if record.loss is None else f"validation loss {record.loss:.4f} nats per token"
     answer(record.model_dump(mode="json"), f"{loss}\n{directory}/record.json", json)
     return OK if record.loss is not None else NOT_OK

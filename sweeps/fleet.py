@@ -36,6 +36,7 @@ from sweeps.worker import NO_SPACE, disk_full
 
 if TYPE_CHECKING:
     from scaling.data import Corpus
+    from scaling.ranks import Team
 
 BEAT_S = 10.0
 POLL_S = 0.5
@@ -87,14 +88,15 @@ def work(study: Study, say: Say, *, grace_s: float = GRACE_S) -> int:
     Raises StudyError when no run can go on here (disk full, wrong corpus, database gone).
     """
     from scaling.data import prepare
+    from scaling.ranks import Team
 
     worker = Worker(study, board_of(study, ping=False), say, grace_s=grace_s)
     corpus = prepare(**study.data_arguments())
     worker.patiently(lambda: enter(study, worker.board))
     _hand_in(worker)
-    with _heartbeat(worker):
+    with _heartbeat(worker), Team() as team:
         try:
-            _loop(worker, corpus)
+            _loop(worker, corpus, team)
         except BaseException:
             with contextlib.suppress(SQLAlchemyError):
                 worker.board.give_back(worker.owner)
@@ -128,12 +130,12 @@ def enter(study: Study, board: Board) -> None:
         board.put_config(config)
 
 
-def _loop(worker: Worker, corpus: Corpus) -> None:
+def _loop(worker: Worker, corpus: Corpus, team: Team) -> None:
     _tend(worker)
     while True:
         claimed = worker.patiently(lambda: worker.board.claim(worker.owner))
         if claimed is not None:
-            _make(worker, claimed, corpus)
+            _make(worker, claimed, corpus, team)
             if time.monotonic() - worker.tended > TEND_S:
                 _tend(worker)
         elif _tend(worker):
@@ -170,7 +172,7 @@ def _tend(worker: Worker) -> bool:
     return worker.patiently(once)
 
 
-def _make(worker: Worker, claimed: Claimed, corpus: Corpus) -> None:
+def _make(worker: Worker, claimed: Claimed, corpus: Corpus, team: Team) -> None:
     """Train one run here and store it."""
     from scaling.train import train_run
 
@@ -179,7 +181,7 @@ def _make(worker: Worker, claimed: Claimed, corpus: Corpus) -> None:
     run = claimed.run.model_copy(update={"runtime": worker.study.config.runtime})
     try:
         with file_lock(directory / ".lock"):
-            record = train_run(run, directory, corpus)
+            record = train_run(run, directory, corpus, team=team)
     except UserError:
         raise
     except Exception as error:

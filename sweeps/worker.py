@@ -58,20 +58,22 @@ def worker_main(connection: Connection, study_dir: Path, data: dict[str, Any]) -
     try:
         # Imported here: the driver must have set the thread count before torch is loaded.
         from scaling.data import prepare
+        from scaling.ranks import Team
         from scaling.train import train_run
 
-        corpus = prepare(**data)
+        corpus, team = prepare(**data), Team()
         connection.send(Started())
         while True:
             run: RunConfig | None = connection.recv()
             if run is None:
+                team.end()
                 return
             started = time.perf_counter()
             directory = run_directory(study_dir, run.run_id)
             try:
                 # A worker of a driver killed a moment ago may still be in this run; wait for its end and take its record.
                 with file_lock(directory / ".lock"):
-                    record = train_run(run, directory, corpus, lambda progress: connection.send(progress))
+                    record = train_run(run, directory, corpus, lambda progress: connection.send(progress), team=team)
                 wall_s = record.wall_s if record.resumed_from_step == 0 else 0.0
                 connection.send(Finished(record, time.perf_counter() - started - wall_s))
             except UserError as error:
