@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import mysql
 from sqlalchemy.exc import IntegrityError
 
 from scaling.config import RunConfig
@@ -35,11 +36,14 @@ CANDIDATES = 16
 BATCH = 500
 
 _meta = sa.MetaData()
+# MySQL's TEXT ends at 64 KB, and its FLOAT knows the time to two minutes.
+_LONG = sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
+_REAL = sa.Float(53)
 _studies = sa.Table(
     "mutransfer_studies",
     _meta,
     sa.Column("study", sa.String(200), primary_key=True),
-    sa.Column("config", sa.Text, nullable=False),
+    sa.Column("config", _LONG, nullable=False),
 )
 _runs = sa.Table(
     "mutransfer_runs",
@@ -47,15 +51,15 @@ _runs = sa.Table(
     sa.Column("study", sa.String(200), primary_key=True),
     sa.Column("run_id", sa.String(64), primary_key=True),
     sa.Column("state", sa.String(10), nullable=False),
-    sa.Column("cost", sa.Float, nullable=False),
-    sa.Column("run", sa.Text, nullable=False),
+    sa.Column("cost", _REAL, nullable=False),
+    sa.Column("run", _LONG, nullable=False),
     sa.Column("owner", sa.String(200)),
-    sa.Column("heartbeat", sa.Float),
+    sa.Column("heartbeat", _REAL),
     sa.Column("attempts", sa.Integer, nullable=False),
     sa.Column("deaths", sa.Integer, nullable=False),
-    sa.Column("reason", sa.Text),
-    sa.Column("record", sa.Text),
-    sa.Column("metrics", sa.Text),
+    sa.Column("reason", _LONG),
+    sa.Column("record", _LONG),
+    sa.Column("metrics", _LONG),
     sa.Column("mirrored", sa.Integer, nullable=False),
     sa.Index("mutransfer_runs_state", "study", "state", "cost"),
 )
@@ -83,6 +87,10 @@ class Counts:
     running: int = 0
     done: int = 0
     failed: int = 0
+
+    @property
+    def all(self) -> int:
+        return self.waiting + self.running + self.done + self.failed
 
     @property
     def over(self) -> bool:
@@ -342,6 +350,16 @@ class Board:
             with self._engine.begin() as connection:
                 for run_id, record, metrics in connection.execute(query):
                     found[run_id] = RunRecord.model_validate_json(record), metrics or ""
+        return found
+
+    def metrics(self, run_ids: Sequence[str]) -> dict[str, str]:
+        """run_id -> metrics (JSON lines) of finished runs."""
+        found: dict[str, str] = {}
+        for start in range(0, len(run_ids), BATCH):
+            some = _runs.c.run_id.in_(run_ids[start : start + BATCH])
+            query = sa.select(_runs.c.run_id, _runs.c.metrics).where(_runs.c.study == self.study, some, _runs.c.state == "done")
+            with self._engine.begin() as connection:
+                found |= {run_id: metrics or "" for run_id, metrics in connection.execute(query)}
         return found
 
     def unmirrored(self) -> list[RunRecord]:

@@ -90,7 +90,9 @@ def _say(text: str) -> None:
 def _outcome_text(study: Study, outcome: Outcome) -> str:
     from sweeps.progress import duration
 
-    done = f"{outcome.complete} complete, {outcome.diverged} diverged, {len(outcome.failed)} failed of {outcome.planned} runs"
+    pruned = f"{outcome.pruned} pruned, " if outcome.pruned else ""
+    counts = f"{outcome.complete} complete, {outcome.diverged} diverged, {pruned}{len(outcome.failed)} failed"
+    done = f"{counts} of {outcome.planned} runs"
     if not outcome.made and not outcome.failed and not outcome.missing:
         return f"Nothing left to do in {study.directory}: {done}."
     lines = [f"Made {outcome.made} runs in {duration(outcome.wall_s)}: {done}."]
@@ -101,7 +103,7 @@ def _outcome_text(study: Study, outcome: Outcome) -> str:
 
 
 def _outcome_document(study: Study, outcome: Outcome) -> dict[str, Any]:
-    keys = ("planned", "made", "complete", "diverged", "missing", "failed", "wall_s")
+    keys = ("planned", "made", "complete", "diverged", "pruned", "missing", "failed", "wall_s")
     return {"study": str(study.directory)} | {key: getattr(outcome, key) for key in keys}
 
 
@@ -152,7 +154,7 @@ def plan_command(
 
 @app.command("status")
 def status_command(path: StudyPath, out: Out = None, json: Json = False) -> int:
-    """How far a study is: runs expected, complete, diverged, failed, missing, and what to type next."""
+    """How far a study is: runs expected, complete, diverged, pruned, failed, missing, and what to type next."""
     from sweeps.status import status_document, status_text
     from sweeps.study_dir import find_study
 
@@ -173,19 +175,22 @@ def worker_command(
     settings: Settings = None,
 ) -> int:
     """Make runs of a shared study, beside any number of other workers anywhere, until none is left."""
-    from sweeps.fleet import pull, study_at, work
+    from sweeps.fleet import left_text, pull, require_database, study_at, work
     from sweeps.study_dir import open_study
 
     if follows(os.environ):
         return follow_rank_0()
     stop_on_sigterm()
-    study = study_at(place, name, out) if "://" in place else _open(context, Path(place), out, settings)
     options = overrides(settings or [], context.args)
-    if "://" in place and options:
-        study = open_study(study.directory, None, options)
+    if "://" in place:
+        study = study_at(place, name, out)
+        study = open_study(study.directory, None, options) if options else study
+    else:
+        require_database(open_study(Path(place), out, options, save=False))
+        study = _open(context, Path(place), out, settings)
     made = work(study, _say, grace_s=grace)
     pull(study)
-    _say(f"made {made} runs; nothing is left to do in {study.directory}")
+    _say(f"made {made} runs; {left_text(study)}")
     return OK
 
 
@@ -208,7 +213,9 @@ def submit_command(
     json: Json = False,
 ) -> int:
     """Submit workers of a shared study as a SLURM array; pre-empted ones give their run back and come again."""
+    from sweeps.fleet import require_database
     from sweeps.slurm import Submission, script, submit
+    from sweeps.study_dir import open_study
 
     if cluster not in ("slurm", "local"):
         raise ConfigError(Fault(f"--cluster {cluster}", "is neither slurm nor local"))
@@ -216,6 +223,8 @@ def submit_command(
     wrong = [Fault(f"--param {name}", "has no value", "--param NAME=VALUE") for name, separator, _ in pairs if not separator]
     if wrong:
         raise ConfigError(*wrong)
+    if not dry_run:
+        require_database(open_study(path, out, overrides(settings or [], context.args), save=False))
     study = _open(context, path, out, settings)
     extra = {name: int(text) if text.isdigit() else text for name, _, text in pairs}
     asked = Submission(workers, "slurm" if cluster == "slurm" else "local", minutes, cpus, gpus, memory_gb, extra)
@@ -291,7 +300,7 @@ def _main() -> int:
     except BrokenPipeError:
         return NOT_OK
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             cure = f"free some space and type again: {command_line()} (finished runs are kept)"
             return report_error(StudyError(Fault(str(error.filename or ""), "no space left on the disk", cure)))
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):

@@ -21,9 +21,10 @@ from scaling.errors import Fault, Interrupted, StudyError
 from scaling.locks import driver_lock
 from scaling.records import RunRecord, read_records
 from sweeps.pinning import places, topology
-from sweeps.plan import PlannedRun, make_plan
+from sweeps.plan import PlannedRun, make_plan, memory_of
+from sweeps.pruning import siblings
 from sweeps.study import StudyConfig
-from sweeps.worker import Failed, Fatal, Finished, Started, Task, worker_main
+from sweeps.worker import NO_SPACE, Failed, Fatal, Finished, Started, Task, disk_full, worker_main
 
 if TYPE_CHECKING:
     from scaling.train import Progress
@@ -53,6 +54,8 @@ class Outcome:
     """Runs finished by this driver."""
     complete: int
     diverged: int
+    pruned: int
+    """Runs ended before their last step."""
     failed: dict[str, str]
     """run_id -> reason, for runs out of attempts."""
     missing: int
@@ -73,11 +76,11 @@ class Driver:
         self._dir, self._study, self._jobs, self._watcher, self._data = study_dir, study, jobs, watcher, data
         self._results: dict[str, RunRecord] = {record.run_id: record for record in read_records(study_dir)}
         self._queue: Queue = Queue(study_dir, study)
+        self._memory = memory_of(study, study_dir)
         self._places = places(topology(study.runtime), jobs, study.runtime)
         self._workers: list[_Worker] = []
         self._plan: list[PlannedRun] = []
         self._runs: dict[str, PlannedRun] = {}
-        self._memory = memory_of(study, study_dir)
         self._overheads: list[float] = []
         self._made, self._run_wall_s, self._deaths = 0, 0.0, 0
 
@@ -86,10 +89,17 @@ class Driver:
         started = time.perf_counter()
         self._queue.recover(self._results)
         self._replan()
+        gone = [run_id for run_id in self._queue.without_record(self._results) if run_id in self._runs]
+        if gone:
+            self._watcher.note(f"made before, and without a record now (deleted?), so made again: {', '.join(gone[:5])}")
         self._queue.adopt(self._plan, self._results)
         try:
             with environment(thread_limits(self._study.runtime.threads)):
                 self._work()
+        except OSError:
+            # The journal may end in half a line, which the next driver drops, with what was running: nothing must be written after it.
+            self._stop(tell=False)
+            raise
         finally:
             self._stop()
         planned = {planned.run_id for planned in self._plan}
@@ -100,6 +110,7 @@ class Driver:
             made=self._made,
             complete=sum(record.status == "complete" for record in records),
             diverged=sum(record.status == "diverged" for record in records),
+            pruned=sum(record.status == "pruned" for record in records),
             failed={run_id: reason for run_id, reason in failures.items() if run_id in planned},
             missing=len([run_id for run_id in planned if run_id not in self._results and run_id not in failures]),
             wall_s=time.perf_counter() - started,
@@ -140,7 +151,8 @@ class Driver:
         self._watcher.started(planned)
         # A worker that died a moment ago is found, with its run, where messages are received.
         with contextlib.suppress(ConnectionError):
-            worker.connection.send(planned.run)
+            pruning, made = self._study.pruning, (self._results[key] for key in self._runs if key in self._results)
+            worker.connection.send(Task(planned.run, pruning, tuple(siblings(pruning, planned.run, made))))
         return True
 
     def _receive(self) -> bool:
@@ -215,7 +227,8 @@ class Driver:
         there.close()
         return _Worker(process, here, index)
 
-    def _stop(self) -> None:
+    def _stop(self, *, tell: bool = True) -> None:
+        """End all workers; tell: give their runs back to the queue."""
         for worker in self._workers:
             if worker.claim is None and worker.ready:
                 with contextlib.suppress(ConnectionError):
@@ -224,7 +237,7 @@ class Driver:
                 worker.process.kill()
         for worker in self._workers:
             worker.process.join(timeout=5)
-            if worker.claim is not None:
+            if worker.claim is not None and tell:
                 self._queue.give_back(worker.claim)
         self._workers.clear()
 
@@ -242,6 +255,10 @@ def drive(study_dir: Path, study: StudyConfig, jobs: int, watcher: Watcher, data
         plan = driver._plan if driver else []
         done = f"{sum(planned.run_id in finished for planned in plan)} of {len(plan)} runs are done and kept"
         raise Interrupted(Fault("", f"interrupted: {done}", f"to continue, type: {command}")) from None
+    except OSError as error:
+        if error.errno in NO_SPACE:
+            raise disk_full(Path(error.filename or study_dir)) from None
+        raise
     finally:
         lock.close()
 

@@ -24,17 +24,20 @@ from typing import TYPE_CHECKING, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from scaling.errors import Fault, Interrupted, StudyError, UserError
+from scaling.errors import Fault, Interrupted, StudyError, UserError, program
 from scaling.locks import file_lock
-from scaling.records import RunRecord, read_record, read_records, run_directory, write_atomic
+from scaling.records import RunRecord, Watch, metrics_rows, read_record, read_records, run_directory, write_atomic
 from sweeps.board import GRACE_S, Board, Claimed, with_driver
 from sweeps.driver import Outcome, thread_limits
 from sweeps.pinning import Place, places, topology
-from sweeps.plan import make_plan
+from sweeps.plan import make_plan, memory_of
+from sweeps.progress import loss_text
+from sweeps.pruning import curve_of, siblings, watch_for
 from sweeps.study_dir import Study
 from sweeps.worker import NO_SPACE, disk_full
 
 if TYPE_CHECKING:
+    from scaling.config import RunConfig
     from scaling.data import Corpus
     from scaling.ranks import Team
 
@@ -105,12 +108,27 @@ def work(study: Study, say: Say, *, grace_s: float = GRACE_S) -> int:
     return worker.made
 
 
-def board_of(study: Study, *, ping: bool = True) -> Board:
-    url = study.config.storage
-    if url is None:
+def require_database(study: Study) -> str:
+    """The URL of the study's database. Raises StudyError when it has none."""
+    if study.config.storage is None:
         cure = "give the study a database: --set storage=postgresql://user@host/name; or `mutransfer run` for this machine alone"
         raise StudyError(Fault(str(study.directory), "has no database that workers could share", cure))
-    return Board(url, study.config.name, ping=ping)
+    return study.config.storage
+
+
+def board_of(study: Study, *, ping: bool = True) -> Board:
+    return Board(require_database(study), study.config.name, ping=ping)
+
+
+def left_text(study: Study) -> str:
+    """What is left of a study whose workers have ended: nothing, or failed runs and what to type."""
+    board = board_of(study)
+    failed = board.counts().failed
+    board.close()
+    if failed:
+        where = study.directory
+        return f"{failed} runs failed; why: {program()} status {where}; to make them again: {program()} retry {where}"
+    return f"nothing is left to do in {study.directory}"
 
 
 def enter(study: Study, board: Board) -> None:
@@ -162,7 +180,8 @@ def _tend(worker: Worker) -> bool:
             worker.results |= {run_id: record for run_id, (record, _) in worker.board.results(worker.results).items()}
             new = 0
             if len(worker.results) != worker.planned_from:
-                new = worker.board.add(make_plan(worker.study.config, worker.results))
+                memory = memory_of(worker.study.config, worker.study.directory)
+                new = worker.board.add(make_plan(worker.study.config, worker.results, memory))
                 worker.planned_from = len(worker.results)
             if new:
                 worker.say(f"{new} runs planned")
@@ -181,7 +200,7 @@ def _make(worker: Worker, claimed: Claimed, corpus: Corpus, team: Team) -> None:
     run = claimed.run.model_copy(update={"runtime": worker.study.config.runtime})
     try:
         with file_lock(directory / ".lock"):
-            record = train_run(run, directory, corpus, team=team)
+            record = train_run(run, directory, corpus, watch=_watch(worker, run), team=team)
     except UserError:
         raise
     except Exception as error:
@@ -195,10 +214,22 @@ def _make(worker: Worker, claimed: Claimed, corpus: Corpus, team: Team) -> None:
         return
     _store(worker, record)
     worker.made += 1
-    loss = "diverged" if record.loss is None else f"loss {record.loss:.4f}"
     worker.say(
-        f"{record.parametrization} width {record.width} lr 2^{record.log2_lr:g} seed {record.seed}: {loss} in {record.wall_s:.1f}s"
+        f"{record.parametrization} width {record.width} lr 2^{record.log2_lr:g} seed {record.seed}: "
+        f"{loss_text(record)} in {record.wall_s:.1f}s"
     )
+
+
+def _watch(worker: Worker, run: RunConfig) -> Watch | None:
+    """What may end the run early, by the curves of its cell's runs that the board has by now."""
+    pruning = worker.study.config.pruning
+    if pruning.kind == "none":
+        return None
+    found = worker.patiently(lambda: worker.board.results(worker.results))
+    worker.results |= {run_id: record for run_id, (record, _) in found.items()}
+    mine = siblings(pruning, run, worker.results.values())
+    metrics = worker.patiently(lambda: worker.board.metrics([record.run_id for record in mine]))
+    return watch_for(pruning, run, [curve_of(record, metrics_rows(metrics[record.run_id])) for record in mine])
 
 
 def _store(worker: Worker, record: RunRecord) -> None:
@@ -225,6 +256,14 @@ def _hand_in(worker: Worker) -> None:
     for run_id, record in local.items():
         if states.get(run_id, "done") != "done":
             _store(worker, record)
+
+
+def hand_in(study: Study, say: Say) -> None:
+    """Store the finished runs of the study's directory on its board, as a worker that starts does."""
+    worker = Worker(study, board_of(study), say)
+    worker.patiently(lambda: enter(study, worker.board))
+    _hand_in(worker)
+    worker.board.close()
 
 
 def mirror(board: Board) -> int:
@@ -259,14 +298,6 @@ def _heartbeat(worker: Worker) -> Iterator[None]:
     def beat() -> None:
         while not stop.wait(min(BEAT_S, worker.grace_s / 4)):
             # A database that is away is waited for by the worker itself.
-def hand_in(study: Study, say: Say) -> None:
-    """Store the finished runs of the study's directory on its board, as a worker that starts does."""
-    worker = Worker(study, board_of(study), say)
-    worker.patiently(lambda: enter(study, worker.board))
-    _hand_in(worker)
-    worker.board.close()
-
-
             with contextlib.suppress(SQLAlchemyError):
                 worker.board.beat(worker.owner)
 
@@ -302,7 +333,9 @@ def run_pool(study: Study, jobs: int, say: Say, command: str) -> int:
     deaths = 0
     workers: dict[subprocess.Popen[bytes], Place] = {}
     try:
-        for place in places(topology(study.config.runtime), jobs, study.config.runtime):
+        # A worker loads torch before it sees that nothing is left.
+        over = _tend(Worker(study, board, say))
+        for place in [] if over else places(topology(study.config.runtime), jobs, study.config.runtime):
             workers[_spawn(study, place)] = place
         while workers:
             time.sleep(0.2)
@@ -321,7 +354,7 @@ def run_pool(study: Study, jobs: int, say: Say, command: str) -> int:
                 workers[_spawn(study, place)] = place
     except KeyboardInterrupt:
         counts = board.counts()
-        done = f"{counts.done} runs are done and kept"
+        done = f"{counts.done} of {counts.all} runs are done and kept"
         raise Interrupted(Fault("", f"interrupted: {done}", f"to continue, type: {command}")) from None
     finally:
         for process in workers:
@@ -338,20 +371,23 @@ def run_pool(study: Study, jobs: int, say: Say, command: str) -> int:
 
 def drive_shared(study: Study, jobs: int, say: Say, command: str) -> Outcome:
     """What `run` does for a study in a database: a pool of workers here, then all results brought here."""
-    started, before = time.perf_counter(), len(list((study.directory / "runs").glob("*/record.json")))
+    started = time.perf_counter()
+    board = board_of(study)
+    enter(study, board)
+    before = board.counts().done
     run_pool(study, jobs, say, command)
     pull(study)
     results = {record.run_id: record for record in read_records(study.directory)}
-    plan = make_plan(study.config, results)
+    plan = make_plan(study.config, results, memory_of(study.config, study.directory))
     records = [results[item.run_id] for item in plan if item.run_id in results]
-    board = board_of(study)
-    failures = board.failures()
+    made, failures = board.counts().done - before, board.failures()
     board.close()
     return Outcome(
         planned=len(plan),
-        made=len(results) - before,
+        made=made,
         complete=sum(record.status == "complete" for record in records),
         diverged=sum(record.status == "diverged" for record in records),
+        pruned=sum(record.status == "pruned" for record in records),
         failed={item.run_id: failures[item.run_id] for item in plan if item.run_id in failures},
         missing=sum(item.run_id not in results and item.run_id not in failures for item in plan),
         wall_s=time.perf_counter() - started,

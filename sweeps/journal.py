@@ -14,6 +14,9 @@ from pathlib import Path
 JOURNAL_NAME = "optuna-journal.log"
 INTERRUPTED = "interrupted"
 """Reason of a trial whose process was killed: not the run's fault."""
+AGAIN = "made again: its record was gone"
+"""Reason of a trial whose run is complete in an earlier trial: the study counts it once."""
+NO_FAILURES = (INTERRUPTED, AGAIN)
 RUNNING, COMPLETE, PRUNED, FAIL, WAITING = range(5)
 """Optuna's TrialState."""
 _HEAD = b'{"op_code":'
@@ -64,6 +67,11 @@ def _change(trials: list[TrialLine], number: int, *, state: int | None = None, f
         trials[number].failure = failure
 
 
+def without_record(trials: Iterable[TrialLine], finished: Container[str]) -> list[str]:
+    """Runs that ended and have no record any more: somebody deleted it."""
+    return sorted({trial.run_id for trial in trials if trial.state in (COMPLETE, PRUNED) and trial.run_id not in finished})
+
+
 def running(trials: Iterable[TrialLine]) -> set[str]:
     return {trial.run_id for trial in trials if trial.state == RUNNING}
 
@@ -71,12 +79,12 @@ def running(trials: Iterable[TrialLine]) -> set[str]:
 def failures(trials: Iterable[TrialLine], finished: Container[str]) -> dict[str, str]:
     """run_id -> reason of its last failure, for runs that are neither queued, running nor `finished` (have a record).
 
-    A run that was only cut off has not failed: it is still to be made.
+    A run that was only cut off, or made again, has not failed.
     """
     lines = list(trials)
     alive = {trial.run_id for trial in lines if trial.state in (RUNNING, WAITING)}
     return {
         trial.run_id: trial.failure
         for trial in lines
-        if trial.state == FAIL and trial.run_id not in alive and trial.run_id not in finished and trial.failure != INTERRUPTED
+        if trial.state == FAIL and trial.run_id not in alive and trial.run_id not in finished and trial.failure not in NO_FAILURES
     }

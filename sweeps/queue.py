@@ -1,7 +1,7 @@
 """The plan's runs as trials of one Optuna study: enqueued by run_id, claimed, told.
 
 Owns every call to Optuna. A run is a WAITING trial with its point fixed (`enqueue_trial`), RUNNING once claimed, COMPLETE with its
-loss (infinite when it diverged), or FAIL. The truth about a finished run is its record on disk; the trial follows it.
+loss (infinite when it diverged), PRUNED, or FAIL. The truth about a finished run is its record on disk; the trial follows it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from scaling.config import ParametrizationKind
 from scaling.errors import Fault, StudyError
 from scaling.locks import acquire
 from scaling.records import RunRecord
-from sweeps.journal import INTERRUPTED, JOURNAL_NAME, TrialLine, failures
+from sweeps.journal import AGAIN, INTERRUPTED, JOURNAL_NAME, NO_FAILURES, TrialLine, failures, without_record
 from sweeps.plan import PlannedRun
 from sweeps.study import StudyConfig
 
@@ -91,6 +91,11 @@ def optuna_trial(record: RunRecord) -> FrozenTrial:
         "log2_lr": optuna.distributions.FloatDistribution(*LOG2_LR_BOUNDS),
         "seed": optuna.distributions.IntDistribution(0, 1_000_000),
     }
+    attributes: dict[str, object] = {"run_id": record.run_id, "status": record.status}
+    if record.pruned is not None:
+        attributes["pruned"] = record.pruned.model_dump()
+        state = TrialState.PRUNED
+        return optuna.trial.create_trial(params=point, distributions=distributions, state=state, user_attrs=attributes)
     value = float("inf") if record.loss is None else record.loss
     return optuna.trial.create_trial(params=point, distributions=distributions, value=value, user_attrs=attributes)
 
@@ -120,16 +125,22 @@ class Queue:
             run_id = trial.user_attrs["run_id"]
             if trial.user_attrs.get("retry"):
                 counts[run_id] = 0
-            counts[run_id] += trial.state == TrialState.FAIL and trial.user_attrs.get("failure") != INTERRUPTED
+            counts[run_id] += trial.state == TrialState.FAIL and trial.user_attrs.get("failure") not in NO_FAILURES
         return counts
 
     def failures(self, finished: Container[str]) -> dict[str, str]:
         """run_id -> reason of its last failure, for runs that are neither queued, running nor `finished` (have a record)."""
-        lines = [
+        return failures(self._lines(), finished)
+
+    def without_record(self, finished: Container[str]) -> list[str]:
+        """Runs that ended and have no record any more: they are made again."""
+        return without_record(self._lines(), finished)
+
+    def _lines(self) -> list[TrialLine]:
+        return [
             TrialLine(trial.user_attrs["run_id"], trial.state.value, trial.user_attrs.get("failure", ""))
             for trial in self.trials()
         ]
-        return failures(lines, finished)
 
     def deaths(self, run_id: str) -> int:
         """How often this run was cut off."""
@@ -184,8 +195,15 @@ class Queue:
         return None
 
     def finish(self, claim: Claim, record: RunRecord) -> None:
-        """Tell Optuna the result of a claimed run."""
+        """Tell Optuna the result of a claimed run; one that it has had before, and whose record was deleted, is not counted twice."""
+        if any(trial.user_attrs["run_id"] == claim.run_id for trial in self.trials(TrialState.COMPLETE, TrialState.PRUNED)):
+            self.fail(claim, AGAIN)
+            return
         claim.trial.set_user_attr("status", record.status)
+        if record.pruned is not None:
+            claim.trial.set_user_attr("pruned", record.pruned.model_dump())
+            self._study.tell(claim.trial, state=TrialState.PRUNED)
+            return
         self._study.tell(claim.trial, float("inf") if record.loss is None else record.loss)
 
     def give_back(self, claim: Claim) -> None:
@@ -199,7 +217,7 @@ class Queue:
 
     def adopt(self, plan: Iterable[PlannedRun], results: Mapping[str, RunRecord]) -> int:
         """Enter runs whose records are there and whose trials are not: finished as their driver was stopped, or brought from elsewhere."""
-        told = {trial.user_attrs["run_id"] for trial in self.trials(TrialState.COMPLETE)}
+        told = {trial.user_attrs["run_id"] for trial in self.trials(TrialState.COMPLETE, TrialState.PRUNED)}
         missing = [planned for planned in plan if planned.run_id in results and planned.run_id not in told]
         self.enqueue(missing, max_attempts=sys.maxsize)
         order = {planned.run_id: rank for rank, planned in enumerate(missing)}

@@ -22,8 +22,21 @@ from scaling.config import RunConfig
 from scaling.errors import Fault, StudyError, UserError
 from scaling.locks import file_lock
 from scaling.records import RunRecord, run_directory, write_atomic
+from sweeps.pruning import curves_in, watch_for
+from sweeps.study import PruningConfig
 
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a write that freeing space, or a larger limit, cures."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A run for a worker, with what may end it early."""
+
+    run: RunConfig
+    pruning: PruningConfig
+    finished: tuple[RunRecord, ...]
+    """Finished runs of its cell (`sweeps.pruning.siblings`); their curves are in the study's directory."""
 
 
 @dataclass(frozen=True)
@@ -64,16 +77,17 @@ def worker_main(connection: Connection, study_dir: Path, data: dict[str, Any]) -
         corpus, team = prepare(**data), Team()
         connection.send(Started())
         while True:
-            run: RunConfig | None = connection.recv()
-            if run is None:
+            task: Task | None = connection.recv()
+            if task is None:
                 team.end()
                 return
-            started = time.perf_counter()
+            started, run = time.perf_counter(), task.run
             directory = run_directory(study_dir, run.run_id)
             try:
                 # A worker of a driver killed a moment ago may still be in this run; wait for its end and take its record.
                 with file_lock(directory / ".lock"):
-                    record = train_run(run, directory, corpus, lambda progress: connection.send(progress), team=team)
+                    watch = watch_for(task.pruning, run, curves_in(study_dir, task.finished))
+                    record = train_run(run, directory, corpus, lambda progress: connection.send(progress), watch, team)
                 wall_s = record.wall_s if record.resumed_from_step == 0 else 0.0
                 connection.send(Finished(record, time.perf_counter() - started - wall_s))
             except UserError as error:

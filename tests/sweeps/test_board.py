@@ -1,8 +1,10 @@
-"""The board on SQLite and on a real PostgreSQL: every run planned, taken and finished once, whatever the workers do."""
+"""The board on SQLite, on a real PostgreSQL, and on MySQL where MUTRANSFER_MYSQL_URL names one: every run is taken and finished once."""
 
 from __future__ import annotations
 
 import itertools
+import os
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from scaling.errors import StudyError
 from sweeps.board import MAX_ATTEMPTS, MAX_DEATHS, Board
@@ -27,10 +30,25 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
         yield running
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+def mysql_database(name: str) -> str:
+    """URL of an empty database on the server at MUTRANSFER_MYSQL_URL (mysql+pymysql://user:password@host:port)."""
+    given = os.environ.get("MUTRANSFER_MYSQL_URL")
+    if given is None:
+        pytest.skip("MUTRANSFER_MYSQL_URL names no server")
+    engine = sa.create_engine(given)
+    with engine.begin() as connection:
+        connection.execute(sa.text(f"DROP DATABASE IF EXISTS {name}"))
+        connection.execute(sa.text(f"CREATE DATABASE {name}"))
+    engine.dispose()
+    return f"{given.rstrip('/')}/{name}"
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "mysql"])
 def board(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Board]:
     if request.param == "sqlite":
         url = f"sqlite:///{tmp_path / 'board.db'}"
+    elif request.param == "mysql":
+        url = mysql_database(f"mutransfer_test{next(NUMBERS)}")
     else:
         url = request.getfixturevalue("server").new_database(f"board{next(NUMBERS)}")
     made = Board(url, "small")
@@ -96,6 +114,37 @@ def test_a_silent_workers_run_is_given_to_another_and_the_first_result_counts(bo
     stored, metrics = board.results()[plan[0].run_id]
     assert (stored.loss, metrics) == (2.5, "metrics")
     assert board.counts().over
+
+
+def test_a_heartbeat_is_known_to_the_tenth_of_a_second(board: Board, tmp_path: Path) -> None:
+    plan = planned(tmp_path)[:1]
+    board.add(plan)
+    assert board.claim("me") is not None
+    assert board.requeue_silent(grace_s=5.0) == []
+    time.sleep(0.3)
+    assert board.requeue_silent(grace_s=0.1) == [plan[0].run_id]
+
+
+def test_a_workers_clock_does_not_matter(board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two workers whose clocks are two days apart, each in the other's past or future."""
+    plan = planned(tmp_path)[:2]
+    board.add(plan)
+    for off_s in (-2 * 86_400.0, 2 * 86_400.0):
+        real = time.time
+        with monkeypatch.context() as clock:
+            clock.setattr(time, "time", lambda real=real, off_s=off_s: real() + off_s)
+            assert board.claim(f"{off_s:+}") is not None
+            assert board.beat(f"{off_s:+}") == 1
+            assert board.requeue_silent(grace_s=30.0) == []
+    assert board.counts().running == 2
+
+
+def test_long_metrics_come_back_whole(board: Board, tmp_path: Path) -> None:
+    plan = planned(tmp_path)[:1]
+    board.add(plan)
+    metrics = '{"step": 0, "loss": 2.5}\n' * 10_000
+    assert board.finish(record_of(plan[0], 2.5), metrics)
+    assert board.results()[plan[0].run_id][1] == metrics
 
 
 def test_a_run_that_fails_is_tried_again_and_then_left(board: Board, tmp_path: Path) -> None:

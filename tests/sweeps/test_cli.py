@@ -153,8 +153,9 @@ def test_a_run_deleted_by_hand_is_made_again(studied: tuple[Path, int, dict[str,
     folder, _, before = studied
     victim = next(iter(read_records(folder / "studies" / "small")))
     shutil.rmtree(folder / "studies" / "small" / "runs" / victim.run_id)
-    _, document, _ = call(folder, "run", "small.yaml")
+    _, document, messages = call(folder, "run", "small.yaml")
     assert document["made"] == 1
+    assert f"without a record now (deleted?), so made again: {victim.run_id}" in messages
     assert call(folder, "transfer", "studies/small")[1]["parametrizations"] == before["parametrizations"]
 
 

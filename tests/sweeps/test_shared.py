@@ -184,3 +184,4 @@ def test_a_worker_without_a_database_says_what_to_give(tmp_path: Path) -> None:
     result = mutransfer("worker", write_study(tmp_path), "--out", tmp_path / "here")
     assert result.returncode == 2
     assert "--set storage=postgresql://" in result.stderr
+    assert not (tmp_path / "here").exists(), "nothing is left behind"
