@@ -10,13 +10,15 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from tests.bench import board, coordinates, driver, search, variants
+from tests.bench import board, coordinates, driver, faults, search, status, variants
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument(
-        "--only", choices=("driver", "workers", "variants", "coord", "search", "board"), help="one benchmark instead of all"
+        "--only",
+        choices=("driver", "workers", "variants", "coord", "search", "board", "status", "faults"),
+        help="one benchmark instead of all",
     )
     parser.add_argument("--widths", type=int, nargs="+", default=[32, 64, 128, 256], help="widths of the variants")
     parser.add_argument("--repeats", type=int, default=1, help="simulated studies of every kind for the search, 39 at each noise")
@@ -29,6 +31,11 @@ def main() -> None:
         coordinates.report()
     if arguments.only in (None, "board"):
         board.report()
+    if arguments.only in (None, "status"):
+        status.report()
+    # Half an hour of kills, and no ratio: not among the benchmarks that run by themselves.
+    if arguments.only == "faults":
+        faults.report(seed=int(os.environ.get("KILL_SEED", "0")))
     if arguments.only in (None, "search"):
         search.report(arguments.repeats)
     if arguments.only in (None, "variants"):
