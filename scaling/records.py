@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -122,7 +123,7 @@ def read_record(directory: Path) -> RunRecord | None:
     """The record in a run directory, or None while the run is not finished."""
     path = directory / "record.json"
     try:
-        return RunRecord.model_validate_json(path.read_text(encoding="utf-8"))
+        return RunRecord.model_validate_json(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, OSError):
@@ -133,7 +134,8 @@ def read_record(directory: Path) -> RunRecord | None:
 def read_records(study_dir: Path) -> Iterator[RunRecord]:
     """Records of all finished runs, ordered by run_id. Raises StudyError naming every record that is damaged or misplaced."""
     faults: list[Fault] = []
-    for directory in sorted((study_dir / "runs").glob("*")):
+    runs = study_dir / "runs"
+    for directory in sorted(runs.iterdir(), key=attrgetter("name")) if runs.is_dir() else ():
         try:
             record = read_record(directory)
         except StudyError as error:

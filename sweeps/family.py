@@ -35,7 +35,8 @@ class RunFamily:
     def run_id(self, log2_lr: float, seed: int) -> str:
         """`self.run(log2_lr, seed).run_id`"""
         head, middle, between, tail = self._parts
-        text = f"{head}{canonical_json(2.0**log2_lr)}{middle}{seed}{between}{seed}{tail}"
+        # JSON writes a float as Python does.
+        text = f"{head}{2.0**log2_lr!r}{middle}{seed}{between}{seed}{tail}"
         return hashlib.sha256(text.encode()).hexdigest()[:ID_DIGITS]
 
     def run(self, log2_lr: float, seed: int) -> RunConfig:
