@@ -35,6 +35,8 @@ from scaling.ranks import ALONE, Group, Team
 from scaling.records import MetricsLog, Pruned, RunRecord, Watch, read_metrics, read_record, write_config, write_record
 
 VALIDATION_BATCH = 32
+MAX_SHAPES = 256
+"""Shapes of compiled models in one process."""
 BLOWN_UP = 1.05
 """A final loss above this many times the first batch's, before any update, is a divergence."""
 
@@ -80,7 +82,7 @@ class Trainer:
         self.model = build_model(run).to(self.device)
         self.optimizer = build_optimizer(self.model, run)
         self.scaler = torch.amp.GradScaler(run.runtime.device, enabled=run.training.precision == "fp16")
-        self._loss: Callable[..., Tensor] = torch.compile(self.model.loss) if run.training.compile else self.model.loss
+        self._loss: Callable[..., Tensor] = compiled(self.model.loss) if run.training.compile else self.model.loss
         self._averaging = group.averaging(self.model, self._loss)
 
     def step(self, step: int) -> tuple[float, float]:
@@ -157,6 +159,15 @@ class Trainer:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
+
+
+def compiled(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`loss` compiled for its shapes; a process compiles once for all runs of a shape, whatever their learning rates and weights."""
+    from torch._dynamo import config
+
+    # Beyond the default of eight shapes torch goes on without compilation, and says so in its log alone.
+    config.recompile_limit = max(config.recompile_limit, MAX_SHAPES)
+    return torch.compile(loss, dynamic=False)
 
 
 def check_runtime(run: RunConfig) -> None:

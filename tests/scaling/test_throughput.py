@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from scaling import matmul
-from scaling.config import OptimizerConfig
+from scaling.config import OptimizerConfig, TrainingConfig
 from scaling.data import prepare
 from scaling.matmul import linear
 from scaling.parametrization import tensor_rules
@@ -81,12 +82,34 @@ def test_steps_take_their_memory_from_the_steps_before() -> None:
 
 def _faults_a_step(*, kept: bool) -> float:
     code = (
-        "import torch, resource; from scaling.memory import keep_memory\n"
+        "import resource; from scaling.memory import keep_memory\n"
         f"{'assert keep_memory()' if kept else ''}\n"
-        "def step():\n    big = [torch.ones(2_000_000) for _ in range(8)]\n"
+        "def step():\n    big = [b'x' * 8_000_000 for _ in range(8)]\n"
         "for _ in range(3): step()\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
         "for _ in range(5): step()\n"
         "print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / 5)"
     )
     return float(subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout)
+
+
+def test_runs_of_a_shape_share_one_compiled_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a ninth shape is compiled like the first: torch's own limit is eight, beyond which it does not compile, and goes on."""
+    graphs: list[object] = []
+
+    def backend(graph: torch.fx.GraphModule, _inputs: object) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    def compiled(loss: Callable[..., torch.Tensor], **options: bool) -> Callable[..., torch.Tensor]:
+        return compile_with(loss, backend=backend, **options)
+
+    compile_with = torch.compile
+    monkeypatch.setattr(torch, "compile", compiled)
+    torch.compiler.reset()
+    widths = (16, 16, 16, 24, 32, 40, 48, 56, 64, 72, 80, 16)
+    for index, width in enumerate(widths):
+        run = tiny_run(width, log2_lr=-7 - index % 3, training=TrainingConfig(steps=2, batch_size=4, compile=True, seed=index))
+        Trainer(run, prepare(run.data, context=run.model.context, vocab_size=run.model.vocab_size)).step(0)
+    assert len(graphs) == len(set(widths))
+    torch.compiler.reset()
