@@ -7,21 +7,25 @@ from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from tests.bench import board, coordinates, driver, faults, search, status, variants
+from tests.bench import board, coordinates, driver, faults, pruning, search, status, variants
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument(
         "--only",
-        choices=("driver", "workers", "variants", "coord", "search", "board", "status", "faults"),
+        choices=("driver", "workers", "variants", "coord", "search", "board", "status", "faults", "pruning"),
         help="one benchmark instead of all",
     )
     parser.add_argument("--widths", type=int, nargs="+", default=[32, 64, 128, 256], help="widths of the variants")
     parser.add_argument("--repeats", type=int, default=1, help="simulated studies of every kind for the search, 39 at each noise")
+    parser.add_argument(
+        "--grid", type=Path, help="folder that keeps the trained grid of the early-stopping bench, for the next time"
+    )
     arguments = parser.parse_args()
     if arguments.only in (None, "driver"):
         driver.report()
@@ -38,6 +42,8 @@ def main() -> None:
         faults.report(seed=int(os.environ.get("KILL_SEED", "0")))
     if arguments.only in (None, "search"):
         search.report(arguments.repeats)
+    if arguments.only in (None, "pruning"):
+        pruning.report(arguments.grid)
     if arguments.only in (None, "variants"):
         variants.report_variants(arguments.widths)
 
