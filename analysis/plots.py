@@ -16,7 +16,7 @@ from analysis.optimum import CellOptimum
 from analysis.palette import GREY, for_parametrizations, sequential
 from analysis.results import Interval, interval_text, number
 from analysis.shapes import Array
-from analysis.table import LEARNING_RATE, Cell, RunTable
+from analysis.table import LEARNING_RATE, PRUNED, Cell, RunTable
 from analysis.transfer import TransferFit
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ class LrCurve:
     """Empty when there is no fit."""
     diverged: Array
     """log2 LRs of diverged runs."""
+    pruned: Array
+    """log2 LRs of runs that were ended early."""
     optimum: CellOptimum
 
 
@@ -90,7 +92,8 @@ def _size(optimum: CellOptimum, axis: str) -> float:
 
 def _lr_curve(rows: pd.DataFrame, optimum: CellOptimum, axis: str) -> LrCurve:
     x, y = rows["log2_lr"].to_numpy(dtype=float), rows["loss"].to_numpy(dtype=float)
-    finite = np.isfinite(y)
+    finite, pruned = np.isfinite(y), rows["status"].to_numpy() == PRUNED
+    lost = ~finite & ~pruned
     rates = np.unique(x[finite])
     means = np.array([y[finite & (x == rate)].mean() for rate in rates])
     grid = np.empty(0)
@@ -98,7 +101,9 @@ def _lr_curve(rows: pd.DataFrame, optimum: CellOptimum, axis: str) -> LrCurve:
         low, high = optimum.curve.window
         grid = np.linspace(min(low, optimum.log2_lr), max(high, optimum.log2_lr), 200)
     fit = optimum.curve(grid) if optimum.curve is not None else np.empty(0)
-    return LrCurve(_size(optimum, axis), x[finite], y[finite], rates, means, grid, fit, np.unique(x[~finite]), optimum)
+    return LrCurve(
+        _size(optimum, axis), x[finite], y[finite], rates, means, grid, fit, np.unique(x[lost]), np.unique(x[pruned]), optimum
+    )
 
 
 def draw_lr_curves(ax: Axes, info: LrCurvesInfo) -> Axes:
@@ -112,7 +117,7 @@ def draw_lr_curves(ax: Axes, info: LrCurvesInfo) -> Axes:
         _draw_optimum(ax, curve.optimum, colour, 0.03 * (high - low))
         # An artist without points and without clipping would upset the layout.
         beyond = np.unique(curve.log2_lr[curve.loss > high])
-        for marked, marker in ((curve.diverged, "x"), (beyond, "^")):
+        for marked, marker in ((curve.diverged, "x"), (curve.pruned, "+"), (beyond, "^")):
             if len(marked):
                 top = np.full(len(marked), high)
                 ax.plot(marked, top, marker, color=colour, markersize=7, markeredgewidth=1.8, clip_on=False)
@@ -120,6 +125,8 @@ def draw_lr_curves(ax: Axes, info: LrCurvesInfo) -> Axes:
         ax.plot([], [], "^", color=GREY, label="beyond the axis")
     if any(len(curve.diverged) for curve in info.curves):
         ax.plot([], [], "x", color=GREY, label="diverged")
+    if any(len(curve.pruned) for curve in info.curves):
+        ax.plot([], [], "+", color=GREY, label="ended early")
     ax.set_ylim(low, high)
     _finish(ax, info.quantity, "loss (nats per token)", info.parametrization)
     _power_of_two_axis(ax.xaxis)

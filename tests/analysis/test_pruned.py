@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from analysis.optimum import CellOptimum, cell_optima
+from analysis.plots import lr_curves_info
 from analysis.search import CellRuns, optimum_of
 from analysis.table import load_table
 
@@ -77,6 +78,12 @@ def test_a_search_takes_pruned_runs_as_walls() -> None:
     assert one is not None
     assert two is not None
     assert (two.log2_lr, two.interval) == (one.log2_lr, one.interval)
+
+
+def test_a_plot_tells_pruned_runs_from_diverged_ones() -> None:
+    read = load_table(table({-11.0: 2.45}, np.where(RATES == -4.0, np.inf, LOSS)))
+    curve = lr_curves_info(read, cell_optima(read), "unknown").curves[0]
+    assert (list(curve.pruned), list(curve.diverged)) == ([-11.0], [-4.0])
 
 
 @pytest.mark.parametrize("bound", [2.45, None])
