@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scaling.errors import ConfigError, Fault, StudyError, UserError, program
+from scaling.errors import ConfigError, Fault, Interrupted, StudyError, UserError, program
 from scaling.torchrun import follows, started_by_torchrun
-from sweeps import cli_analysis, cli_coordinates, cli_import, cli_run
+from sweeps import cli_analysis, cli_coordinates, cli_fit, cli_import, cli_run
 from sweeps.cli_common import (
     DOTTED,
     NOT_OK,
@@ -281,6 +281,7 @@ cli_analysis.register(app)
 cli_run.register(app)
 cli_coordinates.register(app)
 cli_import.register(app)
+cli_fit.register(app)
 
 
 def main() -> None:
@@ -302,7 +303,7 @@ def _main() -> int:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             cure = f"free some space and type again: {command_line()} (finished runs are kept)"
-            return report_error(StudyError(Fault(str(error.filename or ""), "no space left on the disk", cure)))
+            return report_error(Interrupted(Fault(str(error.filename or ""), "no space left on the disk", cure)))
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
             cure = "give a folder that you may write to: --out DIR"
             return report_error(StudyError(Fault(str(error.filename or ""), f"cannot be written: {error.strerror}", cure)))

@@ -1,0 +1,114 @@
+"""Tables of runs with a known law: how often the intervals of a fit hold the truth.
+
+Owns the simulated tables and the coverage that docs/scaling-laws.md prints: `python -m analysis.fit_simulation` (about 20 minutes on
+one core; `--tables 20` for a quick look). The truth is Chinchilla's law with the constants of 2404.10102, run on a grid of sizes over
+two decades each.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from analysis.fit import fit
+from analysis.fit_result import ScalingLawFit
+from analysis.fit_table import FitTable
+from analysis.laws import Array
+from analysis.results import Interval
+
+TRUTH = {"E": 1.8172, "A": 482.0, "B": 2085.4, "alpha": 0.3478, "beta": 0.3658}
+GRIDS = {9: (3, 3), 16: (4, 4), 50: (5, 10)}
+"""Runs -> levels of parameters and of tokens."""
+LARGE = {"params": 1e11, "tokens": 2e12}
+"""Where a loss is predicted: ten times the largest run in each."""
+BUDGET = 1e24
+QUANTITIES = (*TRUTH, "predicted loss", "N_opt")
+
+
+@dataclass(frozen=True)
+class Design:
+    """runs: a key of GRIDS; tails: normal or t3 (Student's t with 3 degrees of freedom, same scale); noise: log loss."""
+
+    runs: int
+    loss: str
+    tails: str = "normal"
+    noise: float = 0.005
+
+    def __str__(self) -> str:
+        return f"{self.runs} runs, {self.loss}, {self.tails} noise of {100 * self.noise:g} %"
+
+
+def true_loss(params: Array, tokens: Array) -> Array:
+    return np.asarray(TRUTH["E"] + TRUTH["A"] * params ** -TRUTH["alpha"] + TRUTH["B"] * tokens ** -TRUTH["beta"])
+
+
+def true_optimum(flops: float) -> float:
+    alpha, beta = TRUTH["alpha"], TRUTH["beta"]
+    return float((alpha * TRUTH["A"] / (beta * TRUTH["B"]) * (flops / 6) ** beta) ** (1 / (alpha + beta)))
+
+
+def simulate(design: Design, random: np.random.Generator) -> FitTable:
+    """One table: parameters from 1e8 to 1e10, tokens from 2e9 to 2e11."""
+    levels = GRIDS[design.runs]
+    params, tokens = (
+        part.ravel() for part in np.meshgrid(np.geomspace(1e8, 1e10, levels[0]), np.geomspace(2e9, 2e11, levels[1]))
+    )
+    shape = random.standard_normal(len(params)) if design.tails == "normal" else random.standard_t(3, len(params))
+    loss = true_loss(params, tokens) * np.exp(design.noise * shape)
+    return FitTable({"params": params, "tokens": tokens, "flops": 6 * params * tokens}, loss)
+
+
+def intervals(result: ScalingLawFit) -> list[Interval]:
+    """Of QUANTITIES."""
+    predicted = result.predict(**LARGE)[0].loss
+    return [*result.intervals.values(), predicted.interval, result.optimal(BUDGET).params.interval]
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Percent of intervals that hold the truth, by QUANTITIES; naive: of the percentiles of a bootstrap of pairs, parameters only."""
+
+    held: tuple[float, ...]
+    naive: tuple[float, ...]
+    tables: int
+
+    def __str__(self) -> str:
+        ours = "  ".join(f"{name} {value:.1f}" for name, value in zip(QUANTITIES, self.held, strict=True))
+        naive = "  ".join(f"{name} {value:.1f}" for name, value in zip(TRUTH, self.naive, strict=True))
+        return f"{ours}  (bootstrap percentiles: {naive or 'not measured'}; {self.tables} tables)"
+
+
+def coverage(design: Design, tables: int, seed: int = 0, naive_draws: int = 200) -> Coverage:
+    random = np.random.default_rng([seed, design.runs, design.tails == "normal"])
+    truth = [*TRUTH.values(), float(true_loss(np.array(LARGE["params"]), np.array(LARGE["tokens"]))), true_optimum(BUDGET)]
+    held, naive = [], []
+    for _ in range(tables):
+        result = fit(simulate(design, random), loss=design.loss, starts=12)
+        held.append([low <= value <= high for (low, high), value in zip(intervals(result), truth, strict=True)])
+        if naive_draws:
+            drawn = result.bootstrap("pairs", naive_draws).intervals.values()
+            naive.append([low <= value <= high for (low, high), value in zip(drawn, truth[: len(TRUTH)], strict=True)])
+    return Coverage(tuple(100 * np.mean(held, axis=0)), tuple(100 * np.mean(naive, axis=0)) if naive else (), tables)
+
+
+DESIGNS: Sequence[Design] = [
+    *(Design(runs, loss) for runs in GRIDS for loss in ("least-squares-log", "huber-log")),
+    *(Design(runs, "huber-log", "t3") for runs in GRIDS),
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure how often the intervals of scaling-law fits hold the truth.")
+    parser.add_argument("--tables", type=int, default=300, help="tables a design")
+    parser.add_argument("--naive-draws", type=int, default=200, help="draws of the bootstrap that is compared; 0 leaves it out")
+    parser.add_argument("--runs", type=int, choices=list(GRIDS), help="only designs of so many runs")
+    options = parser.parse_args()
+    for design in (design for design in DESIGNS if options.runs in (None, design.runs)):
+        print(f"{design}: {coverage(design, options.tables, naive_draws=options.naive_draws)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Intervals, bootstraps, and the choice between laws by what they predict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from analysis.fit import fit, load_fit_table
+from analysis.fit_rollout import compare_laws, roll_out
+from analysis.fit_simulation import Design, coverage, simulate
+from analysis.fit_table import FitTable
+from scaling.errors import DataError
+
+
+@pytest.mark.parametrize("runs", [9, 16])
+def test_intervals_hold_the_truth_as_often_as_they_say(runs: int) -> None:
+    """A short form of `python -m analysis.fit_simulation`; 7 x 20 intervals of 90 %, which go together within a table."""
+    measured = coverage(Design(runs, "least-squares-log"), 20, seed=5, naive_draws=0)
+    assert 80 <= np.mean(measured.held) <= 98
+    assert min(measured.held) >= 70
+
+
+def test_a_profile_of_a_linear_law_is_the_t_interval() -> None:
+    """A power law is a line in logs: least squares has an exact answer."""
+    random = np.random.default_rng(0)
+    n = np.geomspace(1e7, 1e10, 12)
+    loss = 30 * n**-0.1 * np.exp(0.01 * random.standard_normal(12))
+    found = fit(FitTable({"params": n}, loss), "power", loss="least-squares-log").params["alpha"]
+    x, y = np.log(n) - np.log(n).mean(), np.log(loss)
+    slope = x @ y / (x @ x)
+    spread = np.sqrt(np.sum((y - y.mean() - slope * x) ** 2) / 10 / (x @ x))
+    reach = 1.8124611228107335  # Student's t, 10 degrees of freedom, 95 %
+    assert found.value == pytest.approx(-slope, rel=1e-7)
+    assert found.stderr == pytest.approx(spread, rel=1e-6)
+    assert found.interval == pytest.approx((-slope - reach * spread, -slope + reach * spread), rel=1e-4)
+
+
+def test_uneven_noise_widens_the_intervals() -> None:
+    """Ten times the noise at the largest token counts: the curvature alone would not see it."""
+    random = np.random.default_rng(1)
+    table = simulate(Design(50, "least-squares-log"), random)
+    even = fit(table, loss="least-squares-log")
+    loud = table.columns["tokens"] > 1e11
+    uneven = FitTable(table.columns, table.loss * np.exp(np.where(loud, 0.05, 0.0) * random.standard_normal(50)))
+    found = fit(uneven, loss="least-squares-log")
+    assert any("the scatter is uneven" in note for note in found.notes)
+    assert not any("the scatter is uneven" in note for note in even.notes)
+
+
+@pytest.mark.parametrize("kind", ["pairs", "residuals"])
+def test_bootstraps_agree_with_the_curvature_on_even_noise(kind: str) -> None:
+    found = fit(simulate(Design(50, "least-squares-log"), np.random.default_rng(4)), loss="least-squares-log")
+    draws = found.bootstrap(kind, 300)  # type: ignore[arg-type]
+    assert draws.failed <= 3
+    assert draws.stderr["beta"] == pytest.approx(found.stderr["beta"], rel=0.3)
+
+
+def test_a_group_bootstrap_sees_what_its_groups_share() -> None:
+    """Sizes that are off as a whole: resampling rows misses it, resampling sizes does not."""
+    random = np.random.default_rng(0)
+    table = simulate(Design(50, "least-squares-log", noise=0.001), random)
+    levels, member = np.unique(table.columns["params"], return_inverse=True)
+    shared = FitTable(table.columns, table.loss * np.exp(0.01 * random.standard_normal(len(levels)))[member])
+    found = fit(shared, loss="least-squares-log")
+    rows, groups = found.bootstrap("pairs", 300), found.bootstrap("groups", 300, by="params")
+    assert groups.stderr["alpha"] > 1.3 * rows.stderr["alpha"]
+
+
+def test_groups_must_be_named() -> None:
+    found = fit(simulate(Design(16, "huber-log"), np.random.default_rng(0)))
+    with pytest.raises(DataError, match="the table names none"):
+        found.bootstrap("groups", 10)
+
+
+def test_the_law_that_made_the_runs_wins_the_roll_out() -> None:
+    table = simulate(Design(50, "huber-log", noise=0.002), np.random.default_rng(0))
+    names = ["chinchilla", "power-constant", "power-flops", "kaplan"]
+    comparison = compare_laws(table, names)
+    assert comparison.best == "chinchilla"
+    assert [score.error for score in comparison.scores] == sorted(score.error for score in comparison.scores)
+
+
+def test_a_roll_out_predicts_what_it_did_not_fit() -> None:
+    table = simulate(Design(50, "huber-log"), np.random.default_rng(0))
+    score = roll_out(table, "chinchilla")
+    assert len(score.cuts) == 4
+    for cut in score.cuts:
+        assert cut.fitted + cut.predicted == 50
+        assert cut.fitted == int((table.columns["flops"] <= cut.size).sum())
+    spoiled = FitTable(table.columns, np.where(table.columns["flops"] > score.cuts[-1].size, 2 * table.loss, table.loss))
+    assert roll_out(spoiled, "chinchilla").cuts[-1].mean_error > 0.5
+
+
+def test_auto_chooses_by_the_roll_out() -> None:
+    table = simulate(Design(16, "huber-log", noise=0.002), np.random.default_rng(0))
+    found = fit(table, "auto")
+    assert found.comparison is not None
+    assert found.law.name == found.comparison.best == found.comparison.scores[0].law
+    assert "error on larger runs" in str(found)
+
+
+def test_epochs_large_runs_are_predicted_from_small_ones(shared_data: Path) -> None:
+    """Below 1e20 FLOP to the 36 runs above 9e20: 1.37 % on average, 4.1 % at most."""
+    columns = {"params": "N", "tokens": "D", "flops": "C"}
+    table = load_fit_table(shared_data / "chinchilla_epoch" / "data.csv", columns, where=["epoch_excluded=0"])
+    small, large = table.rows(table.columns["flops"] < 1e20), table.rows(table.columns["flops"] > 9e20)
+    found = fit(small)
+    errors = np.abs(found.losses(params=large.columns["params"], tokens=large.columns["tokens"]) / large.loss - 1)
+    assert len(large) == 36
+    assert 100 * errors.mean() == pytest.approx(1.37, abs=0.02)
+    assert 100 * errors.max() == pytest.approx(4.1, abs=0.06)
