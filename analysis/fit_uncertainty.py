@@ -26,6 +26,8 @@ from analysis.results import UNKNOWN, Interval
 LEVEL = 0.9
 ROWS_A_PARAMETER, DRAWS = 8, 400
 """Fewer rows than that, and a bootstrap of pairs says more about its own singular resamples than about the noise."""
+LEAST_NOISE = 1e-9
+"""A table without noise has intervals of rounding, not of nothing."""
 STEPS = (0.5, 1.0, 1.5, 2.0, 2.6, 3.3, 4.2, 5.5, 7.5, 11.0)
 FAR = (16.0, 25.0, 40.0, 70.0, 150.0)
 """Where the profile is computed, in standard errors; the far ones only where the near ones do not reach."""
@@ -78,10 +80,10 @@ class Fitted:
 
     def moments(self) -> tuple[float, float]:
         """E[psi^2] and E[psi'] of the loss' slope under normal noise of this scale."""
-        sigma, knee = self.noise(), self.loss.path[-1].knee
+        sigma, knee = max(self.noise(), LEAST_NOISE), self.loss.path[-1].knee
         if not np.isfinite(knee):
             return sigma**2, 1.0
-        c = knee / max(sigma, 1e-300)
+        c = knee / sigma
         inside = 2 * norm.cdf(c) - 1
         square = sigma**2 * (inside - 2 * c * norm.pdf(c)) + 2 * knee**2 * norm.sf(c)
         return float(square), float(inside)

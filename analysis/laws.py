@@ -20,6 +20,8 @@ MAX_EXPONENT = 4.0
 """No published exponent comes near; a fit that ends here has found no power law."""
 LOWEST_E = 1e-7
 """E, over the smallest loss, that counts as 0."""
+ABOVE = 0.05
+"""How far, in logs, E may lie above the smallest loss: runs scatter below it where the law is flat."""
 LN10 = float(np.log(10.0))
 
 
@@ -151,7 +153,7 @@ class Additive(Law):
     def bounds(self, lowest: float, x: Inputs) -> tuple[Array, Array]:  # noqa: ARG002
         count = 1 if self.shared else self._k
         low = [np.log(lowest * LOWEST_E)] * (int(self.constant) + self._k) + [0.0] * count
-        high = ([np.log(lowest)] if self.constant else []) + [np.log(lowest) + 25.0] * self._k + [MAX_EXPONENT] * count
+        high = ([np.log(lowest) + ABOVE] if self.constant else []) + [np.log(lowest) + 25.0] * self._k + [MAX_EXPONENT] * count
         return np.array(low), np.array(high)
 
     def shapes(self, x: Inputs) -> Array:  # noqa: ARG002
@@ -222,7 +224,9 @@ class Coupled(Law):
         p, q, a, b, log_k = self._split(theta)
         k, n, d = np.exp(log_k), centres["params"], centres["tokens"]
         if self.kaplan:
-            return np.concatenate([np.exp(np.minimum(p / np.maximum(a, 1e-9) + n, 700)), np.exp(q + d), a * k, k], axis=1)
+            return np.concatenate(
+                [np.exp(np.minimum(p / np.maximum(a, 1e-9) + n, 700)), np.exp(np.minimum(q + d, 700)), a * k, k], axis=1
+            )
         big = np.exp(np.minimum(k * (p + a * n), 700.0))
         ratio = np.exp(np.clip(q + b * d - p - a * n, -700, 700))
         return np.concatenate([np.exp(theta[:, :1]), big, ratio, a, b, k], axis=1)
@@ -232,7 +236,7 @@ class Coupled(Law):
         if self.kaplan:
             top = np.log(lowest) + 25.0
             return np.array([floor, floor, 0.0, np.log(0.005)]), np.array([top, top, MAX_EXPONENT, np.log(MAX_EXPONENT)])
-        high = [np.log(lowest), 60.0, 60.0, MAX_EXPONENT, MAX_EXPONENT, np.log(10.0)]
+        high = [np.log(lowest) + ABOVE, 60.0, 60.0, MAX_EXPONENT, MAX_EXPONENT, np.log(10.0)]
         return np.array([floor, -60.0, -60.0, 0.0, 0.0, np.log(0.1)]), np.array(high)
 
     def shapes(self, x: Inputs) -> Array:  # noqa: ARG002
@@ -317,7 +321,7 @@ class DataConstrained(Law):
     def bounds(self, lowest: float, x: Inputs) -> tuple[Array, Array]:  # noqa: ARG002
         floor, top = np.log(lowest * LOWEST_E), np.log(lowest)
         low = [floor, floor, floor, 1e-3, 1e-3, np.log(0.01), np.log(0.01)]
-        return np.array(low), np.array([top, top + 25, top + 25, MAX_EXPONENT, MAX_EXPONENT, np.log(1e4), np.log(1e4)])
+        return np.array(low), np.array([top + ABOVE, top + 25, top + 25, MAX_EXPONENT, MAX_EXPONENT, np.log(1e4), np.log(1e4)])
 
     def shapes(self, x: Inputs) -> Array:  # noqa: ARG002
         line = [0.1, 0.25, 0.4, 0.7]
@@ -380,7 +384,7 @@ class Broken(Law):
     def bounds(self, lowest: float, x: Inputs) -> tuple[Array, Array]:
         z, floor, top = x[self.columns[0]], np.log(lowest * LOWEST_E), np.log(lowest)
         low = [floor, floor, -1.0, -MAX_EXPONENT, float(z.min()), np.log(0.05)]
-        return np.array(low), np.array([top, top + 25, MAX_EXPONENT, MAX_EXPONENT, float(z.max()), np.log(5.0)])
+        return np.array(low), np.array([top + ABOVE, top + 25, MAX_EXPONENT, MAX_EXPONENT, float(z.max()), np.log(5.0)])
 
     def shapes(self, x: Inputs) -> Array:
         places = np.quantile(x[self.columns[0]], [0.25, 0.5, 0.75])
