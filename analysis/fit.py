@@ -117,7 +117,7 @@ def _conclude(law: Law, table: FitTable, loss: Loss, search: Search, level: floa
         search = search_minimum(law, table, loss, search.starts.total, found.better[None])
     found_estimates = estimates(found, logs)
     intervals = {name: estimate.interval for name, estimate in zip(law.parameters, found_estimates, strict=True)}
-    covariance = fitted.covariance()
+    covariance, _ = fitted.covariance()
     flags = [*table.warnings, *table_flags(law, table.columns), *bound_flags(law, search.theta, bounds)]
     flags += correlation_flags(law, covariance) + interval_flags(intervals)
     flags += search_flags(search.starts.total, search.starts.at_optimum, search.moved, fitted.freedom)
@@ -127,7 +127,7 @@ def _conclude(law: Law, table: FitTable, loss: Loss, search: Search, level: floa
     }
     slopes = gradients(quantities, search.theta[None])[0]
     shared = slopes @ covariance @ slopes.T
-    scale = np.sqrt(np.maximum(np.diag(shared), 1e-300))
+    scale = np.where(np.isfinite(found.stderr), np.sqrt(np.maximum(np.diag(shared), 1e-300)), np.nan)
     final = loss.path[-1]
     raw = np.ones(len(table)) if table.weights is None else table.weights
     residual = fitted.residuals()

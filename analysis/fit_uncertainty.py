@@ -26,6 +26,8 @@ from analysis.results import UNKNOWN, Interval
 LEVEL = 0.9
 ROWS_A_PARAMETER, DRAWS = 8, 400
 """Fewer rows than that, and a bootstrap of pairs says more about its own singular resamples than about the noise."""
+BLIND = 1e-14
+"""Smallest eigenvalue of the scaled curvature that is more than rounding."""
 LEAST_NOISE = 1e-9
 """A table without noise has intervals of rounding, not of nothing."""
 STEPS = (0.5, 1.0, 1.5, 2.0, 2.6, 3.3, 4.2, 5.5, 7.5, 11.0)
@@ -88,15 +90,18 @@ class Fitted:
         square = sigma**2 * (inside - 2 * c * norm.pdf(c)) + 2 * knee**2 * norm.sf(c)
         return float(square), float(inside)
 
-    def covariance(self) -> Array:
-        """Of theta, by the curvature; NaN where no degree of freedom is left."""
+    def covariance(self) -> tuple[Array, Array]:
+        """Of theta, by the curvature; and directions (k, p) in which the rows say nothing: what changes along one has no error."""
         predicted, jacobian = self.law.value(self.theta[None], self.x)
         rows = jacobian[0] / predicted[0][:, None] if self.loss.in_logs else jacobian[0]
         square, slope = self.moments()
         matrix = (rows * self.weights[:, None]).T @ rows
-        scale = np.sqrt(np.maximum(np.diag(matrix), 1e-300))
-        inverse = np.linalg.pinv(matrix / np.outer(scale, scale), rcond=1e-13) / np.outer(scale, scale)
-        return np.asarray(inverse * square / slope**2)
+        diagonal = np.sqrt(np.diag(matrix))
+        scale = np.where(diagonal > 1e-150, diagonal, 1.0)
+        found, vectors = np.linalg.eigh(matrix / np.outer(scale, scale))
+        seen = found > BLIND
+        inverse = (vectors[:, seen] / found[seen]) @ vectors[:, seen].T / np.outer(scale, scale)
+        return np.asarray(inverse * square / slope**2), np.asarray((vectors[:, ~seen] / scale[:, None]).T)
 
 
 def gradients(quantities: Quantities, theta: Array, chosen: Index | None = None) -> Array:
@@ -137,8 +142,9 @@ def profile(fitted: Fitted, quantities: Quantities, level: float = LEVEL) -> Pro
     values = quantities(fitted.theta[None])[0]
     if fitted.freedom < 1:
         return Profile(values, np.full(len(values), np.nan), (UNKNOWN,) * len(values), None, np.ones(len(values)))
-    covariance = fitted.covariance()
+    covariance, blind = fitted.covariance()
     slopes = gradients(quantities, fitted.theta[None])[0]
+    unknown = np.any(np.abs(slopes @ blind.T) > 1e-6, axis=1)
     stderr = np.sqrt(np.maximum(np.einsum("mp,pq,mq->m", slopes, covariance, slopes), 0.0))
     square, slope = fitted.moments()
     wider = widening(fitted, quantities, stderr)
@@ -149,7 +155,7 @@ def profile(fitted: Fitted, quantities: Quantities, level: float = LEVEL) -> Pro
     far = walk.go(np.array(sorted({index for index, _ in open_ends}), dtype=int), FAR) if open_ends else None
     curves = near if far is None else near.join(far)
     intervals = tuple((curves.end(index, -1, reach[index]), curves.end(index, 1, reach[index])) for index in range(len(values)))
-    return Profile(values, stderr * wider, intervals, curves.better(), wider)
+    return Profile(values, np.where(unknown, np.nan, stderr * wider), intervals, curves.better(), wider)
 
 
 @dataclass(frozen=True, eq=False)

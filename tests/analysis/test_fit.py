@@ -268,6 +268,7 @@ def test_a_good_table_has_no_flags() -> None:
 def test_tables_that_do_not_identify_a_law_are_flagged(params: list[float], tokens: list[float], words: str) -> None:
     found = fit(grid(params, tokens))
     assert not found.trusted
+    assert not any(estimate.stderr == 0 for estimate in found.params.values())
     assert any(words in flag for flag in found.flags), found.flags
 
 
