@@ -64,6 +64,7 @@ def train_command(
     from scaling.ranks import Team
     from scaling.train import Progress, train_run
     from sweeps.cli_common import follow_rank_0, stop_on_sigterm
+    from sweeps.progress import loss_text
 
     if follows(os.environ):
         return follow_rank_0()
@@ -84,7 +85,7 @@ def train_command(
         raise StudyError(Fault(f"--out {directory}", "is a study's directory", "give a run a folder of its own"))
     with file_lock(directory / ".lock"), Team() as team:
         record = train_run(run, directory, corpus, show, team=team)
-    loss = "diverged" if record.loss is None else f"validation loss {record.loss:.4f} nats per token"
+    loss = loss_text(record) if record.loss is None else f"validation loss {record.loss:.4f} nats per token"
     answer(record.model_dump(mode="json"), f"{loss}\n{directory}/record.json", json)
     return OK if record.loss is not None else NOT_OK
 
