@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from analysis.fit_engine import Loss
-from analysis.fit_guards import bound_flags, correlation_flags, interval_flags, search_flags, table_flags
+from analysis.fit_guards import OUTLIERS, bound_flags, correlation_flags, interval_flags, outlier_flags, search_flags, table_flags
 from analysis.fit_result import Draws, Estimate, Prediction, ScalingLawFit, Split, estimates
 from analysis.fit_search import DELTA, STARTS, Search, Starts, checked_law, checked_loss, search_minimum, unit_weights
 from analysis.fit_table import FitTable, load_fit_table
-from analysis.fit_uncertainty import LEVEL, Fitted, Profile, gradients, profile
+from analysis.fit_uncertainty import LEVEL, Fitted, Profile, gradients, profile, without_largest
 from analysis.laws import LAWS, Array, Inputs, Law
 from analysis.results import Interval
 from scaling.errors import DataError, Fault
@@ -121,6 +121,10 @@ def _conclude(law: Law, table: FitTable, loss: Loss, search: Search, level: floa
     flags = [*table.warnings, *table_flags(law, table.columns), *bound_flags(law, search.theta, bounds)]
     flags += correlation_flags(law, covariance) + interval_flags(intervals)
     flags += search_flags(search.starts.total, search.starts.at_optimum, search.moved, fitted.freedom)
+    if round(OUTLIERS * len(table)) and fitted.noise() > 1e-8:
+        count = round(OUTLIERS * len(table))
+        refitted = quantities(without_largest(fitted, count)[None])[0]
+        flags += outlier_flags(law.parameters, found.values, refitted, found.stderr, count)
     params = {
         name: replace(estimate, interval=_within(name, estimate.interval, low))
         for name, estimate, low in zip(law.parameters, found_estimates, bounds[0], strict=True)

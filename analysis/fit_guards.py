@@ -17,6 +17,8 @@ CORRELATION = 0.99
 DECADE = 10.0
 FAR = 10.0
 """A prediction at more than this many times the largest size, or below the smallest by as much, is far."""
+MOVED, OUTLIERS = 1.0, 0.02
+"""Standard errors by which a refit without that share of the rows, those of the largest residuals, may move a parameter."""
 SHARE = 0.05
 """Of starts at the optimum: fewer, and another search may find a lower one."""
 
@@ -77,6 +79,16 @@ def interval_flags(intervals: Mapping[str, Interval]) -> list[str]:
             ends = "neither end" if open_low and open_high else "no lower end" if open_low else "no upper end"
             flags.append(f"the data set {ends} to {name}: weakly identified")
     return flags
+
+
+def outlier_flags(names: Sequence[str], before: Array, after: Array, stderr: Array, count: int) -> list[str]:
+    """Parameters that a few rows move by more than their own standard error; values as their intervals are sought."""
+    moved = np.abs(after - before) / np.maximum(stderr, 1e-12)
+    worst = int(np.nanargmax(np.where(np.isfinite(moved), moved, 0.0)))
+    if not np.isfinite(moved[worst]) or moved[worst] < MOVED:
+        return []
+    rows = "the row of the largest residual" if count == 1 else f"the {count} rows of the largest residuals"
+    return [f"without {rows}, {names[worst]} moves by {moved[worst]:.1f} standard errors: look at them"]
 
 
 def search_flags(total: int, at_optimum: int, moved: bool, freedom: int) -> list[str]:

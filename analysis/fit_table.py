@@ -108,6 +108,10 @@ def load_fit_table(
     Raises DataError with all faults at once.
     """
     if isinstance(source, FitTable):
+        if columns or where or all_lrs or parametrization is not None or loss_unit != "nats":
+            raise DataError(
+                Fault("a FitTable", "is read already: columns, where and the like cannot apply", "give the file instead")
+            )
         return source
     notes: list[str] = []
     frame, place = _raw(source, columns or {}, notes)

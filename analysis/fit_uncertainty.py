@@ -274,6 +274,16 @@ def bootstrap(fitted: Fitted, kind: Kind, draws: int, seed: int = 0, groups: Arr
     return minima
 
 
+def without_largest(fitted: Fitted, count: int) -> Array:
+    """theta (p,) refitted without the `count` rows of the largest residuals."""
+    weights = fitted.weights.copy()
+    weights[np.argsort(np.abs(fitted.residuals()))[len(weights) - count :]] = 0.0
+    theta = fitted.theta[None]
+    for loss in fitted.loss.path:
+        theta = minimise(fitted.law, fitted.x, fitted.observed, weights, theta, loss, fitted.bounds).theta
+    return np.asarray(theta[0])
+
+
 def percentiles(draws: Array, level: float = LEVEL) -> list[Interval]:
     """Of each column of draws (B, m)."""
     low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], axis=0)

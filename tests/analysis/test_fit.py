@@ -115,6 +115,14 @@ def test_epochs_headline_is_the_l1_optimum(epoch: FitTable) -> None:
     assert found.objective == pytest.approx(1.12949, abs=1e-5)
 
 
+def test_outliers_that_move_the_fit_are_flagged(shared_data: Path, epoch_fit: ScalingLawFit) -> None:
+    """The five points that the published fit leaves out move beta from .367 to .453."""
+    found = fit(shared_data / "chinchilla_epoch" / "data.csv", columns=EPOCH_COLUMNS)
+    assert found.best_values["beta"] == pytest.approx(0.453049, abs=5e-4)
+    assert any("rows of the largest residuals" in flag for flag in found.flags)
+    assert not any("largest residuals" in flag for flag in epoch_fit.flags)
+
+
 def test_epochs_bootstrap_has_the_published_spread(epoch_fit: ScalingLawFit) -> None:
     draws = epoch_fit.bootstrap("pairs", 400)
     assert draws.failed == 0
