@@ -82,7 +82,7 @@ class MissingExtra(UserError):
 
 
 class Interrupted(UserError):
-    """Stopped by Ctrl-C or SIGTERM; what was finished is kept."""
+    """Stopped by Ctrl-C, SIGTERM or a full disk: nothing was used wrongly, and what was finished is kept."""
 
     exit_code = 1
 

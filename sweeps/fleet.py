@@ -342,7 +342,9 @@ def run_pool(study: Study, jobs: int, say: Say, command: str) -> int:
             for process in [item for item in workers if item.poll() is not None]:
                 place = workers.pop(process)
                 if process.returncode > 0:
-                    raise StudyError(Fault(str(study.directory), "a worker gave up", "see its message above"))
+                    # A full disk is nobody's wrong use: the worker's exit code is the pool's.
+                    kind = Interrupted if process.returncode == Interrupted.exit_code else StudyError
+                    raise kind(Fault(str(study.directory), "a worker gave up", "see its message above"))
                 if process.returncode == 0:
                     continue
                 deaths += 1

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from scaling.config import RunConfig
-from scaling.errors import Fault, StudyError, UserError
+from scaling.errors import Fault, Interrupted, UserError
 from scaling.locks import file_lock
 from scaling.records import RunRecord, run_directory, write_atomic
 from sweeps.pruning import curves_in, watch_for
@@ -107,9 +107,9 @@ def worker_main(connection: Connection, study_dir: Path, data: dict[str, Any]) -
         connection.send(Fatal(error))
 
 
-def disk_full(path: Path) -> StudyError:
+def disk_full(path: Path) -> Interrupted:
     cure = "free some space and type the same command again: finished runs are kept"
-    return StudyError(Fault(str(path), "no space left on the disk", cure))
+    return Interrupted(Fault(str(path), "no space left on the disk", cure))
 
 
 def _die_with_driver() -> None:

@@ -348,10 +348,12 @@ def report(rounds: int = 10, seed: int = 0) -> None:
         folder.chmod(0o755)  # PostgreSQL runs as another user than root.
         os.environ["MUTRANSFER_CACHE"] = str(folder / "cache")
         with postgres(folder) as server:
-            bench = Bench(folder, server, seed)
-            print(HEAD, flush=True)
+            bench, rows = Bench(folder, server, seed), []
             for fault in _faults(bench, rounds):
-                print(fault().text(), flush=True)
+                rows.append(fault().text())
+                print(rows[-1], flush=True)
+    # Once more as a whole: a killed server's log stands between the lines above.
+    print(HEAD, *rows, sep="\n")
 
 
 def _faults(bench: Bench, rounds: int) -> Iterator[Callable[[], Row]]:

@@ -165,7 +165,7 @@ def quiet_losses(folder: Path, **changes: Any) -> dict[str, float | None]:
     return {record.run_id: record.loss for record in read_records(victim.directory)}
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 90) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 240) -> None:
     """Raises TimeoutError when it does not come true."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from optuna.trial import TrialState
 
 from scaling.data import prepare
-from scaling.errors import StudyError
+from scaling.errors import Interrupted
 from scaling.records import read_metrics, read_records, write_record
 from scaling.train import train_run
 from sweeps.board import Board
@@ -69,7 +69,7 @@ def largest_file(size: int) -> Iterator[None]:
 
 def test_a_journal_that_cannot_grow_stops_the_driver_and_loses_nothing(tmp_path: Path) -> None:
     study = opened(tmp_path)
-    with largest_file(3000), pytest.raises(StudyError, match="no space left on the disk") as stopped:
+    with largest_file(3000), pytest.raises(Interrupted, match="no space left on the disk") as stopped:
         driven(study)
     assert "type the same command again: finished runs are kept" in str(stopped.value)
     journal = (study.directory / "optuna-journal.log").read_bytes()
@@ -85,7 +85,7 @@ def test_a_board_worker_whose_disk_is_full_stops_and_the_next_goes_on(tmp_path: 
     (tmp_path / "study").mkdir()
     with small_disk(tmp_path / "study", "20k") as grow:
         study = opened(tmp_path, storage=f"sqlite:///{tmp_path / 'board.db'}")
-        with pytest.raises(StudyError, match="no space left on the disk"):
+        with pytest.raises(Interrupted, match="no space left on the disk"):
             work(study, lambda _: None)
         board = Board(str(study.config.storage), study.config.name)
         done = set(board.results())
