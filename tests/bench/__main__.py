@@ -11,14 +11,14 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from tests.bench import board, coordinates, driver, faults, pruning, search, status, variants
+from tests.bench import board, coordinates, driver, faults, pruning, search, status, throughput, variants
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument(
         "--only",
-        choices=("driver", "workers", "variants", "coord", "search", "board", "status", "faults", "pruning"),
+        choices=("driver", "workers", "variants", "coord", "search", "board", "status", "faults", "pruning", "throughput"),
         help="one benchmark instead of all",
     )
     parser.add_argument("--widths", type=int, nargs="+", default=[32, 64, 128, 256], help="widths of the variants")
@@ -44,6 +44,8 @@ def main() -> None:
         search.report(arguments.repeats)
     if arguments.only in (None, "pruning"):
         pruning.report(arguments.grid)
+    if arguments.only in (None, "throughput"):
+        throughput.report()
     if arguments.only in (None, "variants"):
         variants.report_variants(arguments.widths)
 
