@@ -1,4 +1,4 @@
-"""What Optuna's journal says of a study's runs, read as text: what `status` needs, in a tenth of the time that Optuna takes to replay it.
+"""What Optuna's journal says of a study's runs, read as text: what `status` needs, without loading Optuna and replaying every parameter.
 
 Owns the reading only; `sweeps.queue` writes it, through Optuna. The rules are Optuna's: a trial is created waiting, a finished one changes
 no more. A journal in another form than the one known here is left to Optuna.
