@@ -162,6 +162,7 @@ class Bench:
         row = Row("Ctrl-C", where, "to continue, type: mutransfer run")
         victim = self.victim(where)
         pool = self.under_way(victim)
+        _next_result(victim, pool)
         victim.remember()
         for process in (*(children_of(pool.pid) if where == "board" else []), pool.pid):  # A terminal tells the whole group.
             os.kill(process, signal.SIGINT)
