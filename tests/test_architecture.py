@@ -26,6 +26,7 @@ TORCH_FREE = (
     "records",
     "schedule",
     "shapes",
+    "torchrun",
 )
 
 
@@ -61,7 +62,7 @@ def test_analysis_uses_only_the_torch_free_half_of_scaling() -> None:
     "statement",
     [
         "import analysis.transfer, analysis.recommend, analysis.report, analysis.plots",
-        "import sweeps.cli, sweeps.plan, sweeps.study_dir, sweeps.worker, sweeps.progress",
+        "import sweeps.cli, sweeps.pinning, sweeps.plan, sweeps.study_dir, sweeps.worker, sweeps.progress",
         *(f"import scaling.{name}" for name in TORCH_FREE),
     ],
 )
