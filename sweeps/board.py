@@ -19,7 +19,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, OperationalError
 
 from scaling.config import RunConfig
 from scaling.errors import Fault, MissingExtra, StudyError
@@ -97,6 +97,10 @@ class Counts:
         return not self.waiting and not self.running
 
 
+class Unreachable(StudyError):
+    """The database does not answer: its URL is wrong, or it is away."""
+
+
 class Board:
     """One study in the database at `url`."""
 
@@ -120,7 +124,8 @@ class Board:
             raise StudyError(Fault(f"storage: {url}", str(error), "install the database's driver")) from None
         except sa.exc.SQLAlchemyError as error:
             cure = "give a URL such as postgresql://user:password@host/name, or leave `storage` out"
-            raise StudyError(Fault(f"storage: {url}", f"cannot be opened: {str(error).splitlines()[0]}", cure)) from None
+            kind = Unreachable if isinstance(error, OperationalError) else StudyError
+            raise kind(Fault(f"storage: {url}", f"cannot be opened: {str(error).splitlines()[0]}", cure)) from None
 
     def _create_tables(self) -> None:
         try:
@@ -389,4 +394,4 @@ def _engine_options(url: str) -> dict[str, Any]:
     return {"pool_size": 3, "max_overflow": 1}
 
 
-__all__ = ["Board", "Claimed", "Counts"]
+__all__ = ["Board", "Claimed", "Counts", "Unreachable"]

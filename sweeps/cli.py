@@ -175,7 +175,7 @@ def worker_command(
     settings: Settings = None,
 ) -> int:
     """Make runs of a shared study, beside any number of other workers anywhere, until none is left."""
-    from sweeps.fleet import left_text, pull, require_database, study_at, work
+    from sweeps.fleet import left_text, once_there, pull, require_database, study_at, work
     from sweeps.study_dir import open_study
 
     if follows(os.environ):
@@ -183,13 +183,13 @@ def worker_command(
     stop_on_sigterm()
     options = overrides(settings or [], context.args)
     if "://" in place:
-        study = study_at(place, name, out)
+        study = once_there(lambda: study_at(place, name, out), _say)
         study = open_study(study.directory, None, options) if options else study
     else:
         require_database(open_study(Path(place), out, options, save=False))
         study = _open(context, Path(place), out, settings)
     made = work(study, _say, grace_s=grace)
-    pull(study)
+    once_there(lambda: pull(study), _say)
     _say(f"made {made} runs; {left_text(study)}")
     return OK
 
@@ -323,6 +323,11 @@ def _usage_error(error: Exception) -> int:
     message = getattr(error, "format_message", None)
     if message is None and "allocate memory" in str(error):
         return report_error(ConfigError(Fault("", "not enough memory for what the config asks", "make it smaller")))
+    if type(error).__name__ in ("OperationalError", "InterfaceError") and type(error).__module__.startswith("sqlalchemy"):
+        what = f"the database does not answer: {str(error).splitlines()[0]}"
+        return report_error(
+            StudyError(Fault("", what, f"once it is back, type again: {command_line()} (finished runs are kept)"))
+        )
     if message is None:
         raise error
     text = message()

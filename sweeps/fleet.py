@@ -27,7 +27,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from scaling.errors import Fault, Interrupted, StudyError, UserError, program
 from scaling.locks import file_lock
 from scaling.records import RunRecord, Watch, metrics_rows, read_record, read_records, run_directory, write_atomic
-from sweeps.board import GRACE_S, Board, Claimed, with_driver
+from sweeps.board import GRACE_S, Board, Claimed, Unreachable, with_driver
 from sweeps.driver import Outcome, thread_limits
 from sweeps.pinning import Place, places, topology
 from sweeps.plan import make_plan, memory_of
@@ -47,6 +47,8 @@ TEND_S = 30.0
 """A worker that always finds a run tends to the board as often."""
 PATIENCE_S = 900.0
 """How long a database may be away before a worker gives up."""
+START_S = 60.0
+"""The same before a worker has begun, when it may be the URL that is wrong."""
 RESPAWNS = 20
 """Worker processes of a pool that may die one after the other before it gives up."""
 Value = TypeVar("Value")
@@ -85,6 +87,21 @@ class Worker:
                 pause = min(2 * pause, 10.0)
 
 
+def once_there(action: Callable[[], Value], say: Say) -> Value:
+    """Do what opens a board, waiting START_S for a database that does not answer: a worker may start while it starts again, too."""
+    started, said = time.monotonic(), False
+    while True:
+        try:
+            return action()
+        except Unreachable as error:
+            if time.monotonic() - started > START_S:
+                raise
+            if not said:
+                say(f"the database does not answer, trying again for {START_S:.0f} s: {error.faults[0].what}")
+            said = True
+            time.sleep(POLL_S)
+
+
 def work(study: Study, say: Say, *, grace_s: float = GRACE_S) -> int:
     """Make runs of `study` until none is left anywhere; return how many this worker made.
 
@@ -93,7 +110,7 @@ def work(study: Study, say: Say, *, grace_s: float = GRACE_S) -> int:
     from scaling.data import prepare
     from scaling.ranks import Team
 
-    worker = Worker(study, board_of(study, ping=False), say, grace_s=grace_s)
+    worker = Worker(study, once_there(lambda: board_of(study, ping=False), say), say, grace_s=grace_s)
     corpus = prepare(**study.data_arguments())
     worker.patiently(lambda: enter(study, worker.board))
     _hand_in(worker)
@@ -355,8 +372,10 @@ def run_pool(study: Study, jobs: int, say: Say, command: str) -> int:
                     raise StudyError(Fault(str(study.directory), f"{deaths} workers died", "see their messages above"))
                 workers[_spawn(study, place)] = place
     except KeyboardInterrupt:
-        counts = board.counts()
-        done = f"{counts.done} of {counts.all} runs are done and kept"
+        done = "what is done is kept"
+        with contextlib.suppress(SQLAlchemyError):
+            counts = board.counts()
+            done = f"{counts.done} of {counts.all} runs are done and kept"
         raise Interrupted(Fault("", f"interrupted: {done}", f"to continue, type: {command}")) from None
     finally:
         for process in workers:

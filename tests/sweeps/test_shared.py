@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -16,8 +17,9 @@ import pytest
 
 from scaling.records import read_records
 from sweeps.board import Board
+from sweeps.fleet import work
 from sweeps.plan import make_plan
-from sweeps.study_dir import find_study
+from sweeps.study_dir import find_study, open_study
 from tests.sweeps.databases import Postgres, postgres
 from tests.sweeps.studies import write_study
 
@@ -174,9 +176,32 @@ def test_an_exception_in_a_run_is_reported_with_what_to_type(server: Postgres, t
     board.close()
 
 
-def find_study_config(path: Path):  # type: ignore[no-untyped-def]
-    from sweeps.study_dir import open_study
+def test_a_worker_that_starts_while_the_database_is_away_waits_for_it(server: Postgres, tmp_path: Path) -> None:
+    url = server.new_database(f"away_{tmp_path.name}")
+    study = open_study(write_study(tmp_path, storage=url, parametrizations={"mup": {}}, widths=[16]), tmp_path / "here")
+    server.kill()
+    again = threading.Timer(1.0, server.start)
+    again.start()
+    said: list[str] = []
+    assert work(study, said.append) == 3
+    again.join()
+    assert "the database does not answer, trying again for 60 s" in said[0]
 
+
+def test_a_command_that_loses_its_database_says_what_to_type(server: Postgres, tmp_path: Path) -> None:
+    url = server.new_database(f"lost_{tmp_path.name}")
+    study = open_study(write_study(tmp_path, storage=url), tmp_path / "here")
+    server.kill()
+    try:
+        asked = mutransfer("status", study.directory)
+    finally:
+        server.start()
+    assert asked.returncode == 2
+    assert "cannot be opened" in asked.stderr
+    assert "Traceback" not in asked.stderr
+
+
+def find_study_config(path: Path):  # type: ignore[no-untyped-def]
     return open_study(path, path.parent / "here").config
 
 
