@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from analysis.laws import Array
-from analysis.table import ABSURD_LOSS, DIVERGED, FINISHED, _nearest, _numbers, _read, load_table
+from analysis.table import ABSURD_LOSS, DIVERGED, FINISHED, load_table, nearest, numbers_of, read_frame
 from scaling.errors import DataError, Fault, raise_all
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def load_fit_table(
         raise DataError(Fault(f"loss unit {loss_unit!r}", "is not known", f"choose from: {', '.join(LOSS_UNITS)}"))
     faults = _missing(frame, place)
     raise_all(faults, DataError)
-    numbers = {name: _numbers(frame[name], name, place, faults) for name in (*SIZES, *MEASURED) if name in frame}
+    numbers = {name: numbers_of(frame[name], name, place, faults) for name in (*SIZES, *MEASURED) if name in frame}
     for name in ("unique_tokens", "experts", "stderr", "weight"):
         if name in numbers and (numbers[name] <= 0).any():
             faults.append(Fault(f"{place}: column {name!r}", "has values that are not positive", "correct or remove these rows"))
@@ -145,14 +145,14 @@ def _raw(source: Path | str | pd.DataFrame, columns: Mapping[str, str], notes: l
         notes += table.notes
         frame, place = (table.frame if table.whole is None else table.whole).dropna(axis=1, how="all"), str(source)
     else:
-        frame, place = _read(source, None, notes)
+        frame, place = read_frame(source, None, notes)
         notes.append(f"{len(frame)} rows read from {place}")
     present, faults = [str(name) for name in frame.columns], []
     for name, actual in columns.items():
         if name not in KNOWN:
-            faults.append(Fault(f"column {name}={actual}", f"{name!r} is not a column this program knows", _nearest(name, KNOWN)))
+            faults.append(Fault(f"column {name}={actual}", f"{name!r} is not a column this program knows", nearest(name, KNOWN)))
         if actual not in present:
-            faults.append(Fault(f"{place}: column {actual!r}", "is not in the table", _nearest(actual, present)))
+            faults.append(Fault(f"{place}: column {actual!r}", "is not in the table", nearest(actual, present)))
     raise_all(faults, DataError)
     # A mapped column stays under its own name too, for conditions; one that bears the name already is replaced.
     return frame.assign(**{name: frame[actual] for name, actual in columns.items()}), place
@@ -172,7 +172,7 @@ def _where(frame: pd.DataFrame, conditions: Sequence[str], place: str, notes: li
         name, sign, value = match.groups()
         if name not in frame:
             faults.append(
-                Fault(f"--where {text}", f"{place} has no column {name!r}", _nearest(name, [str(c) for c in frame.columns]))
+                Fault(f"--where {text}", f"{place} has no column {name!r}", nearest(name, [str(c) for c in frame.columns]))
             )
             continue
         number, numbers = pd.to_numeric(value, errors="coerce"), pd.to_numeric(frame[name], errors="coerce")
@@ -192,10 +192,10 @@ def _missing(frame: pd.DataFrame, place: str) -> list[Fault]:
     faults = []
     if "loss" not in present:
         faults.append(
-            Fault(f"{place}: column 'loss'", "is missing", f"map it with --column loss=NAME; {_nearest('loss', present)}")
+            Fault(f"{place}: column 'loss'", "is missing", f"map it with --column loss=NAME; {nearest('loss', present)}")
         )
     if not any(name in present for name in SIZES):
-        cure = f"map them: --column params=NAME --column tokens=NAME; {_nearest('params', present)}"
+        cure = f"map them: --column params=NAME --column tokens=NAME; {nearest('params', present)}"
         faults.append(Fault(f"{place}: columns {', '.join(SIZES[:3])}", "are all missing", cure))
     return faults
 

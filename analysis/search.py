@@ -116,8 +116,8 @@ def next_points(cell: CellRuns, others: Sequence[CellRuns], settings: SearchSett
     optimum = optimum_of(cell, others)
     if optimum is not None and optimum.censored is None and optimum.half_width <= settings.precision and not cell.pending:
         return Done("precise", optimum.half_width)
-    if optimum is not None and _at_edge(cell, optimum, settings) and not cell.pending:
-        return Done("edge", math.nan)
+    if optimum is not None and not cell.pending and (ended := _at_end(cell, optimum, settings)) is not None:
+        return ended
     if optimum is None or optimum.draws is None or optimum.noise is None:
         asks = _bracket(cell, settings, room)
         return asks if asks or cell.pending else Done("budget", math.nan)
@@ -126,13 +126,20 @@ def next_points(cell: CellRuns, others: Sequence[CellRuns], settings: SearchSett
     return asks if asks or cell.pending else Done("budget", optimum.half_width)
 
 
-def _at_edge(cell: CellRuns, optimum: CellOptimum, settings: SearchSettings) -> bool:
-    """Whether the optimum lies at the end of what may be searched, a neighbour near it being worse."""
+def _at_end(cell: CellRuns, optimum: CellOptimum, settings: SearchSettings) -> list[Ask] | Done | None:
+    """Where the best value lies at the end of what may be searched: runs nearer and nearer to it, until one of them is worse."""
     tried = sorted(set(cell.log2_lr))
-    near = 0.5 * settings.unit
-    if optimum.censored == "low":
-        return tried[0] <= settings.floor and tried[1] - tried[0] <= near
-    return optimum.censored == "high" and tried[-1] >= settings.ceiling and tried[-1] - tried[-2] <= near
+    ends = {
+        "low": (tried[0], tried[1], tried[0] <= settings.floor),
+        "high": (tried[-1], tried[-2], tried[-1] >= settings.ceiling),
+    }
+    end, neighbour, reached = ends.get(optimum.censored or "", (0.0, 0.0, False))
+    if not reached:
+        return None
+    middle = _on_lattice((end + neighbour) / 2, settings)
+    if abs(end - neighbour) <= 0.5 * settings.unit or middle in tried:
+        return Done("edge", math.nan)
+    return [Ask(middle, 0, "bracket")]
 
 
 def _taken(cell: CellRuns) -> set[tuple[float, int]]:
@@ -196,10 +203,6 @@ def _bracket(cell: CellRuns, settings: SearchSettings, room: int) -> list[Ask]:
         asks.append(Ask(_on_lattice(best - STRIDE * settings.unit, settings), 0, "extend"))
     if not above:
         asks.append(Ask(_on_lattice(best + STRIDE * settings.unit, settings), 0, "extend"))
-    if not below and above and best <= settings.floor:
-        asks.append(Ask(_on_lattice((best + above[0]) / 2, settings), 0, "bracket"))
-    if not above and below and best >= settings.ceiling:
-        asks.append(Ask(_on_lattice((best + below[-1]) / 2, settings), 0, "bracket"))
     if below and above:
         gaps = sorted([(best - below[-1], (best + below[-1]) / 2), (above[0] - best, (best + above[0]) / 2)], reverse=True)
         asks += [Ask(_on_lattice(middle, settings), 0, "bracket") for _, middle in gaps]

@@ -115,7 +115,7 @@ def load_table(
     StudyError when a study holds no finished run, MissingExtra when Parquet needs pyarrow.
     """
     notes: list[str] = []
-    raw, where = _read(source, belongs, notes)
+    raw, where = read_frame(source, belongs, notes)
     columns = dict(columns or {})
     raise_all(_mapping_faults(raw, columns, where), DataError)
     # A mapped name replaces a column that bears it already.
@@ -127,9 +127,10 @@ def load_table(
     return _tidy(frame.reset_index(drop=True), where, notes, own or {})
 
 
-def _read(
+def read_frame(
     source: Path | str | pd.DataFrame, belongs: Callable[[RunRecord], bool] | None, notes: list[str]
 ) -> tuple[pd.DataFrame, str]:
+    """The rows of a study directory, a file or a DataFrame as they stand, and what to call it in messages."""
     import pandas as pd
 
     if isinstance(source, pd.DataFrame):
@@ -181,9 +182,9 @@ def _mapping_faults(frame: pd.DataFrame, columns: Mapping[str, str], where: str)
     for name, actual in columns.items():
         if name not in (*CANONICAL, *HYPERPARAMETERS):
             what = f"{name!r} is not a column this program knows"
-            faults.append(Fault(f"column {name}={actual}", what, _nearest(name, (*CANONICAL, *HYPERPARAMETERS))))
+            faults.append(Fault(f"column {name}={actual}", what, nearest(name, (*CANONICAL, *HYPERPARAMETERS))))
         if actual not in present:
-            faults.append(Fault(f"{where}: column {actual!r}", "is not in the table", _nearest(actual, present)))
+            faults.append(Fault(f"{where}: column {actual!r}", "is not in the table", nearest(actual, present)))
     return faults
 
 
@@ -199,10 +200,11 @@ def _missing_faults(frame: pd.DataFrame, where: str) -> list[Fault]:
 
 
 def _mapping_cure(name: str, present: Sequence[str]) -> str:
-    return f"map it with --column {name}=NAME; {_nearest(name, present)}"
+    return f"map it with --column {name}=NAME; {nearest(name, present)}"
 
 
-def _nearest(name: str, candidates: Sequence[str]) -> str:
+def nearest(name: str, candidates: Sequence[str]) -> str:
+    """In words: the candidates that `name` may have meant, or all of them."""
     lowered = {candidate.lower(): candidate for candidate in candidates}
     near = [lowered[key] for key in difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.5)]
     near += [c for c in candidates if c not in near and (name.lower() in c.lower() or c.lower() in name.lower())]
@@ -217,7 +219,7 @@ def _tidy(frame: pd.DataFrame, where: str, notes: list[str], own: Mapping[str, M
     tidy = pd.DataFrame(index=frame.index)
     for name in NUMERIC:
         if name in frame:
-            tidy[name] = _numbers(frame[name], name, where, faults)
+            tidy[name] = numbers_of(frame[name], name, where, faults)
         else:
             tidy[name] = np.nan
     raise_all(faults, DataError)
@@ -232,7 +234,7 @@ def _tidy(frame: pd.DataFrame, where: str, notes: list[str], own: Mapping[str, M
     keep = ~missing & _usable(tidy, notes)
     varied = _varied(tidy[keep], frame, where)
     for name in varied:
-        tidy[name] = _numbers(frame[name], name, where, faults)
+        tidy[name] = numbers_of(frame[name], name, where, faults)
     tidy = _replicates(tidy[keep], frame, where, notes, varied)
     if tidy.empty:
         raise DataError(Fault(where, "holds no usable run", "; ".join(notes)))
@@ -246,7 +248,7 @@ def _varied(tidy: pd.DataFrame, frame: pd.DataFrame, where: str) -> list[str]:
     found = []
     for name in HYPERPARAMETERS:
         if name in frame and frame[name].nunique() > 1:
-            numbers = _numbers(frame[name], name, where, faults).reindex(tidy.index)
+            numbers = numbers_of(frame[name], name, where, faults).reindex(tidy.index)
             found += [name] if (numbers.groupby(key).nunique() > 1).any() else []
     raise_all(faults, DataError)
     return found
@@ -290,7 +292,8 @@ def at_own(rows: pd.DataFrame, own: Mapping[str, Mapping[str, float]]) -> pd.Ser
     return usual
 
 
-def _numbers(values: pd.Series[Any], name: str, where: str, faults: list[Fault]) -> pd.Series[float]:
+def numbers_of(values: pd.Series[Any], name: str, where: str, faults: list[Fault]) -> pd.Series[float]:
+    """A column as floats, missing ones NaN; adds to `faults` what is no number, or not positive where it must be."""
     import pandas as pd
 
     numbers = pd.to_numeric(values, errors="coerce").astype(float)

@@ -9,6 +9,7 @@ best, and has an optimum and a transfer verdict of its own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal, Self
 
@@ -24,6 +25,9 @@ AxisName = Literal[
 ]  # fmt: skip
 LEVELS: Mapping[AxisName, str] = {"depth": "depth", "batch_size": "batch_tokens", "steps": "tokens"}
 """Axes of levels, with the column of a table that tells their levels apart. batch_size: at the same number of tokens, steps follow."""
+
+LATTICE = 0.25
+"""Between values that a line's search may try, in units of Hyperparameter.octaves."""
 
 At = tuple[tuple[AxisName, float], ...]
 """Where a run lies off the study's own settings: (axis, value) pairs."""
@@ -87,8 +91,18 @@ class Line:
             raise ValueError(
                 f"the study's own value {own:g} lies outside of {axis.low:g} to {axis.high:g}: a line goes through it"
             )
-        ends = sorted(self.position(value) for value in (axis.low, axis.high))
-        self.low, self.high = ends
+        self.lattice = LATTICE * self.hyperparameter.octaves
+        """Octaves: positions are multiples of it."""
+        low, high = sorted(self.position(value) for value in (axis.low, axis.high))
+        self.low, self.high = (
+            math.ceil(low / self.lattice - 1e-9) * self.lattice,
+            math.floor(high / self.lattice + 1e-9) * self.lattice,
+        )
+        if self.high - self.low < 1.5 * self.lattice:
+            step = 2.0**self.lattice
+            raise ValueError(
+                f"{axis.low:g} to {axis.high:g} holds fewer than three values a factor of {step:.3g} apart: widen it"
+            )
 
     def position(self, value: float) -> float:
         return self.hyperparameter.coordinate(value) - self.hyperparameter.coordinate(self.own)

@@ -114,12 +114,13 @@ class _Watching:
     def window(self) -> int:
         return max(1, round(WINDOW * self.steps))
 
-    def __call__(self, row: Mapping[str, Any]) -> Pruned | None:
+    def seen(self, row: Mapping[str, Any]) -> int | None:
+        """Take a row of the run's metrics; the updates done where the run is to be looked at, else None."""
         if row.get("loss") is None:
             return None
         self.own[row["step"]] = row["loss"]
-        done = row["step"] + 1
-        return self.judge(done) if self.due(done) else None
+        done = int(row["step"]) + 1
+        return done if self.due(done) else None
 
     def due(self, done: int) -> bool:
         """Whether the run is looked at after `done` updates: at regular intervals from `min_share` on."""
@@ -127,10 +128,6 @@ class _Watching:
             return False
         self._next = done + math.ceil(self.steps / CHECKS)
         return True
-
-    def judge(self, done: int) -> Pruned | None:
-        """After `done` updates: the end of the run, or None."""
-        raise NotImplementedError
 
     def smoothed(self, losses: Mapping[int, float], done: int, beside: Mapping[int, float] | None = None) -> float | None:
         """Mean loss over the window that ends with update `done`, at steps that `beside` has too; None when there are none."""
@@ -147,7 +144,11 @@ class _Watching:
 class _Safe(_Watching):
     """Ends a run that is sure to end on a wall."""
 
-    def judge(self, done: int) -> Pruned | None:
+    def __call__(self, row: Mapping[str, Any]) -> Pruned | None:
+        done = self.seen(row)
+        return None if done is None else self._judge(done)
+
+    def _judge(self, done: int) -> Pruned | None:
         from analysis.optimum import WALL
 
         best = min((item for item in self.finished if item.loss is not None), key=lambda item: item.loss or 0.0)
@@ -183,7 +184,11 @@ class _Optuna(_Watching):
 
     _study: optuna.Study | None = None
 
-    def judge(self, done: int) -> Pruned | None:
+    def __call__(self, row: Mapping[str, Any]) -> Pruned | None:
+        done = self.seen(row)
+        return None if done is None else self._judge(done)
+
+    def _judge(self, done: int) -> Pruned | None:
         if self._study is None:
             self._study = self._told()
             self._trial = self._study.ask()

@@ -22,8 +22,6 @@ from sweeps.study import Kind, StudyConfig
 CHEAPER = 3.0
 """How many times the runs of the largest width a small one gets at most."""
 LINE_BATCH = 2
-LINE_LATTICE = 0.25
-"""In units of Hyperparameter.octaves."""
 
 
 @dataclass(frozen=True)
@@ -191,11 +189,11 @@ def _line_cell(
     memory: SearchMemory,
 ) -> SearchedCell:
     axis, line = study.axes[name], study.line(kind, name)
-    unit = line.hyperparameter.octaves
-    lattice = LINE_LATTICE * unit
-    floor, ceiling = math.ceil(line.low / lattice - 1e-9) * lattice, math.floor(line.high / lattice + 1e-9) * lattice
+    unit, floor, ceiling = line.hyperparameter.octaves, line.low, line.high
     limit = round(axis.max_runs * _cheaper(study, width))
-    settings = SearchSettings(floor, ceiling, axis.precision, limit, lattice, floor=floor, ceiling=ceiling, start=0.0, unit=unit)
+    settings = SearchSettings(
+        floor, ceiling, axis.precision, limit, line.lattice, floor=floor, ceiling=ceiling, start=0.0, unit=unit
+    )
 
     def name_of(position: float, seed: int) -> str:
         return study.run(kind, width, log2_lr, seed, place_on(study, kind, name, position)).run_id

@@ -149,6 +149,7 @@ def test_a_record_belongs_to_the_study_that_has_its_axis(
         ({"weight_decay": {"low": 0.5, "high": 1}}, "own value 0.1 lies outside"),
         ({"warmup_fraction": {"low": 0.01, "high": 0.9}}, "together exceed 1"),
         ({"beta2": {"low": 0.9, "high": 1.5}}, "is not below 1"),
+        ({"weight_decay": {"low": 0.09, "high": 0.11}}, "fewer than three values"),
         ({"batch_size": {"values": [3]}}, "no multiple of batch_size 3"),
         ({"depth": {"values": [2], "widths": [17]}}, r"\[17\] are none of the study's"),
         ({"eps": {"low": 1e-9, "high": 1e-7}}, "sgd does not use it"),
@@ -205,3 +206,12 @@ def test_a_column_that_follows_the_lr_is_no_axis() -> None:
     table = load_table(pd.DataFrame(rows))
     assert table.own == {}
     assert len(table) == len(rows)
+
+
+def test_a_line_whose_best_value_lies_at_its_end_is_left_without_more_seeds_there(tmp_path: Path) -> None:
+    axes = {"weight_decay": {"low": 0.02, "high": 0.2, "max_runs": 8}}
+    study = study_of(tmp_path, **(AXES | {"axes": axes, "widths": [64]}))
+    plan = carried_out(study, 1.0)
+    values = [run.run.optimizer.weight_decay for run in plan if run.line]
+    assert max(values) == pytest.approx(0.1 * 2**1.0)
+    assert len(values) <= 4
