@@ -308,7 +308,7 @@ def bracketed(prepared: Prepared) -> CellOptimum:
     if censored is None and math.isinf(high - low):
         censored = "low" if math.isinf(low) else "high"
         side, more = ("below the lowest", "lower") if censored == "low" else ("above the highest", "higher")
-        flags += (f"the optimum is at or {side} {prepared.cell.quantity} 2^{best:g}: sample {more} ones",)
+        flags += (f"the optimum is at or {side} {prepared.cell.quantity} 2^{best:.4g}: sample {more} ones",)
     elif censored is None:
         flags += (f"no curve was fitted: the optimum is bracketed by the neighbours of the best {prepared.cell.quantity}",)
     draws = None
@@ -371,16 +371,16 @@ def _interior(prepared: Prepared, ends: Sequence[float], edges: Interval) -> tup
         words = f"the losses show no minimum above their noise: more seeds or a wider range of the {prepared.cell.quantity}"
         return math.nan, (low, high), "unresolved", [words]
     if at_low:
-        words = f"the optimum is at or below the lowest {prepared.cell.quantity} 2^{edges[0]:g}: sample lower ones"
+        words = f"the optimum is at or below the lowest {prepared.cell.quantity} 2^{edges[0]:.4g}: sample lower ones"
         return edges[0], (-math.inf, max(high_quantile, edges[0])), "low", [words]
     if at_high:
-        words = f"the optimum is at or above the highest {prepared.cell.quantity} 2^{edges[1]:g}: sample higher ones"
+        words = f"the optimum is at or above the highest {prepared.cell.quantity} 2^{edges[1]:.4g}: sample higher ones"
         return edges[1], (min(low_quantile, edges[1]), math.inf), "high", [words]
     flags = []
     if math.isinf(low):
-        flags.append(f"the lower end of the optimum is not bounded: sample below 2^{edges[0]:g}")
+        flags.append(f"the lower end of the optimum is not bounded: sample below 2^{edges[0]:.4g}")
     if math.isinf(high):
-        flags.append(f"the upper end of the optimum is not bounded: sample above 2^{edges[1]:g}")
+        flags.append(f"the upper end of the optimum is not bounded: sample above 2^{edges[1]:.4g}")
     return middle, (low, high), None, flags
 
 
@@ -410,7 +410,7 @@ def _misfit(data: CellData, curve: FittedCurve, sd: float) -> list[str]:
     worst = int(np.abs(off / np.maximum(expected, TINY)).argmax())
     if abs(off[worst]) < MISFIT * expected[worst]:
         return []
-    return [f"the runs at 2^{data.rates[worst]:g} lie {off[worst]:+.3f} nats off the curve: more seeds there"]
+    return [f"the runs at 2^{data.rates[worst]:.4g} lie {off[worst]:+.3f} nats off the curve: more seeds there"]
 
 
 def _plateau(curve: FittedCurve, rise: float, edges: Interval) -> Interval:

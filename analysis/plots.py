@@ -322,8 +322,8 @@ def _finish(ax: Axes, x: str, y: str, title: str) -> None:
 def _power_of_two_axis(axis: Axis) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    axis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=3))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"$2^{{{number(value, 1)}}}$"))
+    axis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=3, steps=[1, 2, 5, 10]))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"$2^{{{number(value, 2)}}}$"))
 
 
 def _size_axis(ax: Axes, sizes: Sequence[float]) -> None:

@@ -179,7 +179,9 @@ def load_config(path: Path, schema: type[Config], overrides: Sequence[str] = ())
 
 def _fault(schema: type[BaseModel], source: ConfigSource, detail: ErrorDetails) -> Fault:
     context = detail.get("ctx", {})
-    path = _written_path((*detail["loc"], *([context["key"]] if "key" in context else [])), source.values)
+    # A validator's key may name a key below another; a name may hold dots itself.
+    below = [part for part in str(context.get("key", "")).split(".", 1) if part]
+    path = _written_path((*detail["loc"], *below), source.values)
     where = f"{source.place(path)}: {dotted(path)}" if path else source.name
     message = str(detail["msg"]).removeprefix("Value error, ")
     if detail["type"] == "extra_forbidden":
@@ -191,7 +193,7 @@ def _fault(schema: type[BaseModel], source: ConfigSource, detail: ErrorDetails) 
         return Fault(where, "missing", f"add the key {path[-1]!r}")
     given = detail.get("input")
     if detail["type"] in ("model_type", "model_attributes_type", "dict_type"):
-        inner = _fields_at(schema, path)
+        inner = _keys_at(schema, path) or _fields_at(schema, path)
         return Fault(where, f"needs keys below it, not the value {given!r}", f"keys: {', '.join(sorted(inner))}")
     if detail["type"] == "invalid_key":
         return Fault(f"{source.name}: {path[-1]!r}", "is no key: keys are words", "write it as a word, or remove it")
@@ -201,10 +203,16 @@ def _fault(schema: type[BaseModel], source: ConfigSource, detail: ErrorDetails) 
     return Fault(where, message, f"did you mean {near[0]!r}?" if near else "")
 
 
+KEY = "[key]"
+"""Pydantic's word for the name of a key, as against its value."""
+
+
 def _written_path(location: tuple[int | str, ...], values: Any) -> KeyPath:
     """Pydantic's location without the parts that name union members instead of keys."""
     path: list[str | int] = []
     for part in location:
+        if part == KEY:
+            break
         if isinstance(values, Mapping):
             path.append(part)
             values = values.get(part, values.get(str(part)))
@@ -223,6 +231,14 @@ def _fields_at(schema: type[BaseModel], path: KeyPath) -> list[str]:
         nested = _models_in(inner.annotation) if inner else [schema]
         schema = nested[0] if nested else schema
     return list(schema.model_fields)
+
+
+def _keys_at(schema: type[BaseModel], path: KeyPath) -> list[str]:
+    """Names of the keys allowed in the mapping at `path`, where they are a closed list."""
+    field = schema.model_fields.get(str(path[0])) if len(path) == 1 else None
+    if field is None or typing.get_origin(field.annotation) is not dict:
+        return []
+    return [str(name) for name in typing.get_args(typing.get_args(field.annotation)[0])]
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:

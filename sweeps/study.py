@@ -244,7 +244,10 @@ class StudyConfig(Frozen):
         """The line of a hyperparameter under one parametrization. Raises ValueError where the study turns it off."""
         own = HYPERPARAMETERS[name].of(self.template(kind))
         if not own:
-            raise ValueError("the study's own value is 0 or off, and a line goes through it on a logarithmic scale: set it")
+            key = ".".join(HYPERPARAMETERS[name].path)
+            raise ValueError(
+                f"the study's own value, {key}, is 0 or off, and a line goes through it on a logarithmic scale: set it"
+            )
         return Line(name, self.axes[name], own)
 
     def own_sizes(self) -> dict[str, float]:

@@ -11,14 +11,26 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from tests.bench import board, coordinates, driver, faults, pruning, search, status, throughput, variants
+from tests.bench import board, coordinates, driver, faults, products, pruning, search, status, throughput, variants
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument(
         "--only",
-        choices=("driver", "workers", "variants", "coord", "search", "board", "status", "faults", "pruning", "throughput"),
+        choices=(
+            "driver",
+            "workers",
+            "variants",
+            "coord",
+            "search",
+            "board",
+            "status",
+            "faults",
+            "pruning",
+            "products",
+            "throughput",
+        ),
         help="one benchmark instead of all",
     )
     parser.add_argument("--widths", type=int, nargs="+", default=[32, 64, 128, 256], help="widths of the variants")
@@ -35,6 +47,8 @@ def main() -> None:
         coordinates.report()
     if arguments.only in (None, "board"):
         board.report()
+    if arguments.only in (None, "products"):
+        products.report()
     if arguments.only in (None, "status"):
         status.report()
     # Half an hour of kills, and no ratio: not among the benchmarks that run by themselves.
