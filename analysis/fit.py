@@ -47,6 +47,7 @@ def load_fit(path: Path | str) -> ScalingLawFit:
             None if saved["groups"] is None else np.array(saved["groups"]),
             tuple(saved["notes"]),
             tuple(saved["warnings"]),
+            saved.get("conventions", {}),
         )
         search = Search(np.array(state["theta"]), Starts(**state["starts"]), state["success"], True)
         loss = Loss(document["loss"], document["delta"])

@@ -256,6 +256,7 @@ class ScalingLawFit:
             "spans": {
                 name: [float(self.table.columns[name].min()), float(self.table.columns[name].max())] for name in self.law.columns
             },
+            "conventions": dict(self.table.conventions),
             "sha256": self.table.sha256,
             "comparison": self.comparison.to_dict() if self.comparison else None,
             "notes": list(self.notes),
@@ -301,6 +302,7 @@ class ScalingLawFit:
             "groups": None if self.table.groups is None else [str(name) for name in self.table.groups],
             "notes": list(self.table.notes),
             "warnings": list(self.table.warnings),
+            "conventions": dict(self.table.conventions),
         }
         state = {"theta": self.fitted.theta.tolist(), "starts": vars(self.starts), "success": self.success, "level": self.level}
         document = {"mutransfer_fit": 1, **json_safe(self.to_dict()), "delta": self.loss.delta, "state": state, "table": table}

@@ -11,7 +11,7 @@ import hashlib
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,10 @@ MEASURED = ("loss", "stderr", "weight", "lr", "step")
 WORDS = ("status", "seed", "parametrization", "group", "schedule", "run_id")
 KNOWN = (*SIZES, *MEASURED, *WORDS)
 FLOP_CONVENTION = "6 x params x tokens"
+FLOP_TOLERANCE = 0.1
+"""A column flops further than this from 6 N D, as a share, counts FLOP in another way."""
+PARAMS_INCLUDE = ("embedding", "non-embedding")
+"""Whether the column params counts embeddings: at small sizes exponents depend on it."""
 LOSS_UNITS = {"nats": 1.0, "bits": float(np.log(2.0))}
 COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "<=": operator.le,
@@ -55,6 +59,8 @@ class FitTable:
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     """What makes a fit of these rows doubtful."""
+    conventions: Mapping[str, str] = field(default_factory=dict)
+    """{"params": one of PARAMS_INCLUDE or "not stated", "flops": how compute was counted}."""
 
     def __len__(self) -> int:
         return len(self.loss)
@@ -100,15 +106,17 @@ def load_fit_table(
     loss_unit: str = "nats",
     all_lrs: bool = False,
     parametrization: str | None = None,
+    params_include: str | None = None,
 ) -> FitTable:
     """Read a study directory, a .csv or .parquet file or a DataFrame.
 
     columns: {name here: name in the source}. where: conditions such as "loss<4" or "dataset=c4", over the source's columns. loss_unit:
     nats or bits, per token. all_lrs: keep every learning rate of a size; default: the one with the lowest loss, where several were run.
-    Raises DataError with all faults at once.
+    params_include: one of PARAMS_INCLUDE, what the column params counts; a study's are known. Raises DataError with all faults at once.
     """
     if isinstance(source, FitTable):
-        if columns or where or all_lrs or parametrization is not None or loss_unit != "nats":
+        named = (parametrization, params_include) != (None, None)
+        if columns or where or all_lrs or named or loss_unit != "nats":
             raise DataError(
                 Fault("a FitTable", "is read already: columns, where and the like cannot apply", "give the file instead")
             )
@@ -119,6 +127,7 @@ def load_fit_table(
     if loss_unit not in LOSS_UNITS:
         raise DataError(Fault(f"loss unit {loss_unit!r}", "is not known", f"choose from: {', '.join(LOSS_UNITS)}"))
     faults = _missing(frame, place)
+    counted = _params_convention(source, columns or {}, params_include, faults)
     raise_all(faults, DataError)
     numbers = {name: numbers_of(frame[name], name, place, faults) for name in (*SIZES, *MEASURED) if name in frame}
     for name in ("unique_tokens", "experts", "stderr", "weight"):
@@ -130,12 +139,12 @@ def load_fit_table(
     if loss_unit != "nats":
         notes.append(f"losses converted from {loss_unit} to nats")
     tidy = _parametrization(tidy, parametrization, place, notes)
-    tidy = _sizes(tidy, notes)
+    tidy, derived = _sizes(tidy, notes)
     tidy = _finished(tidy, notes)
     tidy = _once(tidy, notes, all_lrs)
     if tidy.empty:
         raise DataError(Fault(place, "holds no usable run", "; ".join(notes)))
-    return _table(tidy, notes)
+    return _table(tidy, notes, _conventions(tidy, derived, counted, notes))
 
 
 def _raw(source: Path | str | pd.DataFrame, columns: Mapping[str, str], notes: list[str]) -> tuple[pd.DataFrame, str]:
@@ -215,26 +224,53 @@ def _parametrization(tidy: pd.DataFrame, wanted: str | None, place: str, notes: 
     return tidy[keep]
 
 
-def _sizes(tidy: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
-    """Derive the one of params, tokens and flops that is missing; all are floats by now."""
+def _sizes(tidy: pd.DataFrame, notes: list[str]) -> tuple[pd.DataFrame, str]:
+    """Derive the one of params, tokens and flops that is missing, and name it; all are floats by now."""
     have = {"params", "tokens", "flops"} & set(tidy)
     if have == {"params", "tokens"}:
-        tidy = tidy.assign(flops=6.0 * tidy["params"] * tidy["tokens"])
         notes.append(f"no column flops: {FLOP_CONVENTION}")
-    elif have == {"params", "flops"}:
-        tidy = tidy.assign(tokens=tidy["flops"] / (6.0 * tidy["params"]))
+        return tidy.assign(flops=6.0 * tidy["params"] * tidy["tokens"]), "flops"
+    if have == {"params", "flops"}:
         notes.append("no column tokens: flops / (6 x params)")
-    elif have == {"tokens", "flops"}:
-        tidy = tidy.assign(params=tidy["flops"] / (6.0 * tidy["tokens"]))
+        return tidy.assign(tokens=tidy["flops"] / (6.0 * tidy["params"])), "tokens"
+    if have == {"tokens", "flops"}:
         notes.append("no column params: flops / (6 x tokens)")
-    elif len(have) == 3:
+        return tidy.assign(params=tidy["flops"] / (6.0 * tidy["tokens"])), "params"
+    return tidy, ""
+
+
+def _params_convention(
+    source: Path | str | pd.DataFrame, columns: Mapping[str, str], stated: str | None, faults: list[Fault]
+) -> str | None:
+    """What the column params counts: as stated, or as a study's records say (all tensors)."""
+    if stated is not None and stated not in PARAMS_INCLUDE:
+        faults.append(Fault(f"--params-include {stated}", "is not known", f"choose from: {', '.join(PARAMS_INCLUDE)}"))
+    study = isinstance(source, (str, Path)) and Path(source).is_dir() and "params" not in columns
+    if study and stated == "non-embedding":
+        cure = "leave --params-include out, or map a column: --column params=NAME"
+        faults.append(Fault(f"--params-include {stated}", "the params of a study count every tensor, embeddings too", cure))
+    return "embedding" if study else stated
+
+
+def _conventions(tidy: pd.DataFrame, derived: str, counted: str | None, notes: list[str]) -> dict[str, str]:
+    """What the sizes of the rows that are fitted mean, said in the notes too."""
+    found = {}
+    if "params" in tidy:
+        found["params"] = counted or "not stated"
+        words = {"embedding": "params count embeddings", "non-embedding": "params leave embeddings out"}
+        ask = f"whether params count embeddings is not stated (--params-include {' or '.join(PARAMS_INCLUDE)})"
+        notes.append(words.get(found["params"], ask))
+    if "flops" in tidy:
+        found["flops"] = FLOP_CONVENTION if derived else "as given"
+    if {"params", "tokens", "flops"} <= set(tidy) and not derived:
         ratio = tidy["flops"] / (6.0 * tidy["params"] * tidy["tokens"])
         low, high = float(ratio.min()), float(ratio.max())
-        plain = abs(low - 1) < 0.001 and abs(high - 1) < 0.001
-        notes.append(
-            f"column flops is {FLOP_CONVENTION}" if plain else f"column flops is {low:.3g} to {high:.3g} times {FLOP_CONVENTION}"
-        )
-    return tidy
+        same = abs(low - 1) < 0.001 and abs(high - 1) < 0.001
+        found["flops"] = FLOP_CONVENTION if same else f"{low:.3g} to {high:.3g} times {FLOP_CONVENTION}"
+        far = max(1 - low, high - 1) > FLOP_TOLERANCE
+        apart = f": more than {100 * FLOP_TOLERANCE:g} % apart; a budget that is split is taken as {FLOP_CONVENTION}"
+        notes.append(f"column flops is {found['flops']}{apart if far else ''}")
+    return found
 
 
 def _finished(tidy: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
@@ -289,7 +325,7 @@ def _once(tidy: pd.DataFrame, notes: list[str], all_lrs: bool) -> pd.DataFrame:
     return tidy
 
 
-def _table(tidy: pd.DataFrame, notes: list[str]) -> FitTable:
+def _table(tidy: pd.DataFrame, notes: list[str], conventions: Mapping[str, str]) -> FitTable:
     warnings = []
     if "schedule" in tidy and tidy["schedule"].nunique() > 1:
         counts = ", ".join(f"{count} {name}" for name, count in tidy["schedule"].value_counts().items())
@@ -307,4 +343,4 @@ def _table(tidy: pd.DataFrame, notes: list[str]) -> FitTable:
         raise DataError(Fault("column 'stderr' or 'weight'", "has empty entries", "fill them, or leave the column out"))
     columns = {name: tidy[name].to_numpy(float) for name in SIZES if name in tidy}
     groups = tidy["group"].astype(str).to_numpy() if "group" in tidy else None
-    return FitTable(columns, tidy["loss"].to_numpy(float), weights, groups, tuple(notes), tuple(warnings))
+    return FitTable(columns, tidy["loss"].to_numpy(float), weights, groups, tuple(notes), tuple(warnings), conventions)

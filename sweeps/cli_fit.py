@@ -39,6 +39,9 @@ def fit_command(
     ] = None,
     loss_unit: Annotated[str, typer.Option(help="nats or bits, per token.")] = "nats",
     parametrization: Annotated[str | None, typer.Option(help="Only runs of this one.", show_default=False)] = None,
+    params_include: Annotated[
+        str | None, typer.Option(help="What params count: embedding or non-embedding.", show_default=False)
+    ] = None,
     all_lrs: Annotated[bool, typer.Option("--all-lrs", help="Keep every LR of a size, not the best alone.")] = False,
     predict: Annotated[
         list[str] | None,
@@ -71,6 +74,7 @@ def fit_command(
         "loss_unit": loss_unit,
         "all_lrs": all_lrs,
         "parametrization": parametrization,
+        "params_include": params_include,
     }
     result = fit(table, law, loss, delta, columns=mapping, level=level, **reading)
     predictions = [result.predict(**point)[0] for point in points]

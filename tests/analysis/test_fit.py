@@ -211,6 +211,31 @@ def test_mistakes_of_int64_cannot_happen() -> None:
     assert any("no column flops: 6 x params x tokens" in note for note in table.notes)
 
 
+def sized(**more: object) -> pd.DataFrame:
+    return pd.DataFrame({"params": [1e8, 2e8, 4e8], "tokens": [1e9, 4e9, 2e9], "loss": [3.0, 2.8, 2.7], **more})
+
+
+def test_what_params_count_is_asked_for_where_it_is_not_stated() -> None:
+    unknown, stated = load_fit_table(sized()), load_fit_table(sized(), params_include="non-embedding")
+    assert unknown.conventions == {"params": "not stated", "flops": "6 x params x tokens"}
+    assert any("--params-include embedding or non-embedding" in note for note in unknown.notes)
+    assert stated.conventions["params"] == "non-embedding"
+    assert any("params leave embeddings out" in note for note in stated.notes)
+    with pytest.raises(DataError, match="choose from: embedding, non-embedding"):
+        load_fit_table(sized(), params_include="all")
+
+
+def test_a_flop_count_that_is_not_6nd_is_said_with_its_range() -> None:
+    """Counts of attention or embeddings, and names that count a third, differ by size."""
+    plain = 6 * sized()["params"] * sized()["tokens"]
+    far = load_fit_table(sized(flops=plain * np.array([0.93, 1.1, 1.35])))
+    near = load_fit_table(sized(flops=plain * np.array([1.0, 1.02, 1.04])))
+    assert far.conventions["flops"] == "0.93 to 1.35 times 6 x params x tokens"
+    assert any("0.93 to 1.35 times 6 x params x tokens: more than 10 % apart" in note for note in far.notes)
+    assert near.conventions["flops"] == "1 to 1.04 times 6 x params x tokens"
+    assert not any("apart" in note for note in near.notes)
+
+
 def test_every_row_left_out_is_counted() -> None:
     rows = [
         {
