@@ -182,7 +182,7 @@ class ScalingLawFit:
         if product != product or law.optimum(self.fitted.theta[None], centres, product) is None:
             what = "is not positive" if product != product else f"cannot be split by the law {law.name}"
             raise DataError(
-                Fault(f"budget {flops:g} FLOP", what, "laws that split one: chinchilla, chinchilla-shared, kaplan, coupled")
+                Fault(f"budget {flops:g} FLOP", what, "laws that split one: chinchilla, chinchilla-shared, kaplan, coupled, farseer-like")
             )
 
         def quantities(theta: Array) -> Array:

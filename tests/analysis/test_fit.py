@@ -63,6 +63,7 @@ TRUTHS = {
     "chinchilla": {"E": 1.8, "A": 480.0, "B": 2000.0, "alpha": 0.35, "beta": 0.37},
     "chinchilla-shared": {"E": 1.8, "A": 480.0, "B": 1500.0, "alpha": 0.35},
     "kaplan": {"N_c": 8.8e13, "D_c": 5.4e13, "alpha_N": 0.076, "alpha_D": 0.095},
+    "farseer-like": {"E": 1.8, "A": 480.0, "B": 0.24, "alpha": 0.35, "beta": 0.37, "kappa": 0.05, "gamma": 0.04},
     "data-constrained": {"E": 1.87, "A": 521.0, "B": 1488.0, "alpha": 0.353, "beta": 0.36, "R_N": 5.3, "R_D": 15.4},
     "moe": {"a": -0.081, "b": -0.092, "c": 0.0079, "d": 1.086},
 }
@@ -79,6 +80,9 @@ def truth_loss(name: str, columns: dict[str, np.ndarray], v: dict[str, float]) -
         return ((v["N_c"] / n) ** (v["alpha_N"] / v["alpha_D"]) + v["D_c"] / d) ** v["alpha_D"]
     if name == "moe":
         return 10 ** (v["a"] * np.log10(n) + v["b"] * np.log10(x) + v["c"] * np.log10(n) * np.log10(x) + v["d"])
+    if name == "farseer-like":
+        exponent = v["beta"] * (n / 1e9) ** v["gamma"]
+        return v["E"] + v["A"] * n ** -v["alpha"] + v["B"] * (n / 1e9) ** v["kappa"] * (d / 2e10) ** -exponent
     alpha, beta = v["alpha"], v.get("beta", v["alpha"])
     if name == "data-constrained":
         g = (alpha * v["A"] / (beta * v["B"])) ** (1 / (alpha + beta))
@@ -95,6 +99,18 @@ def test_a_law_without_noise_is_found(name: str) -> None:
     found = fit(table, name, loss="least-squares-log")
     assert found.success
     assert found.best_values == pytest.approx(TRUTHS[name], rel=1e-3)
+
+
+def test_the_farseer_like_law_is_chinchillas_where_its_own_parameters_are_zero() -> None:
+    law, n, d = LAWS["farseer-like"], np.array([1e8, 3e9]), np.array([4e9, 5e11])
+    x = Inputs.of({"params": n, "tokens": d})
+    theta = np.array([[0.5, -0.4, -0.8, 0.35, 0.37, 0.0, 0.0]])
+    assert law.value(theta, x)[0] == pytest.approx(LAWS["chinchilla"].value(theta[:, :5], x)[0])
+    split, bent = (law.optimum(np.array([[*theta[0, :6], gamma]]), x.centres, np.log(1e20)) for gamma in (0.0, 0.05))
+    assert split == pytest.approx(LAWS["chinchilla"].optimum(theta[:, :5], x.centres, np.log(1e20)))
+    sizes = np.exp(np.linspace(-3, 3, 20001) + bent)
+    losses = law.value(np.array([[*theta[0, :6], 0.05]]), Inputs.of({"params": sizes, "tokens": 1e20 / sizes}, x.centres))[0][0]
+    assert np.log(sizes[losses.argmin()]) == pytest.approx(float(bent[0]), abs=1e-3)
 
 
 def test_epochs_points_give_the_published_huber_optimum(epoch_fit: ScalingLawFit) -> None:
