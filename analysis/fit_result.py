@@ -182,7 +182,11 @@ class ScalingLawFit:
         if product != product or law.optimum(self.fitted.theta[None], centres, product) is None:
             what = "is not positive" if product != product else f"cannot be split by the law {law.name}"
             raise DataError(
-                Fault(f"budget {flops:g} FLOP", what, "laws that split one: chinchilla, chinchilla-shared, kaplan, coupled, farseer-like")
+                Fault(
+                    f"budget {flops:g} FLOP",
+                    what,
+                    "laws that split one: chinchilla, chinchilla-shared, kaplan, coupled, farseer-like",
+                )
             )
 
         def quantities(theta: Array) -> Array:
@@ -197,13 +201,20 @@ class ScalingLawFit:
         return Split(flops, params, tokens, loss, tuple(flags))
 
     def bootstrap(self, kind: Kind = "pairs", draws: int = 1000, seed: int = 0, by: str | None = None) -> Draws:
-        """Refits of resampled tables. kind groups: by the table's column group, or by a size (`by="params"`)."""
-        groups = self.table.columns.get(by) if by else self.table.groups
-        if kind == "groups" and groups is None:
-            raise DataError(Fault("bootstrap of groups", "the table names none", "map column group, or give by='params'"))
+        """Refits of resampled tables. by: what groups share: the table's column group, or a size such as "params".
+
+        groups takes the column group where `by` is None, wild each row for itself. Raises DataError where the table lacks it.
+        """
+        size = kind in ("groups", "wild") and by not in (None, "group")
+        groups = self.table.columns.get(str(by)) if size else self.table.groups if kind == "groups" or by else None
+        if groups is None and (kind == "groups" or by):
+            sizes = ", ".join(self.table.columns)
+            what = f"the table has no column {by or 'group'}"
+            raise DataError(Fault(f"bootstrap of {kind}", what, f"map column group, or give a size to group by: {sizes}"))
         minima = bootstrap(self.fitted, kind, draws, seed, groups)
         values = self.law.public(minima.theta[minima.converged], self.fitted.x.centres)
-        return Draws(kind, values, self.law.parameters, int((~minima.converged).sum()), self.level)
+        shared = "" if groups is None else f" of {len(np.unique(groups))} levels of {by or 'group'}"
+        return Draws(kind + shared, values, self.law.parameters, int((~minima.converged).sum()), self.level)
 
     def _sizes(self, sizes: Mapping[str, Any]) -> dict[str, Array]:
         faults = [

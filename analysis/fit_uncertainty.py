@@ -1,4 +1,4 @@
-"""How sure a fitted law is: profile likelihood with t quantiles, and bootstraps of pairs, residuals or groups.
+"""How sure a fitted law is: profile likelihood with t quantiles, and bootstraps of pairs, residuals, groups, or wild.
 
 Owns the intervals. The profile is the default, since it is right as often as it says on 9, 16 and 50 runs (docs/scaling-laws.md), where the
 percentiles of a bootstrap are too narrow. A quantity's interval holds the values at which the best fit's objective rises by less than
@@ -37,7 +37,11 @@ STIFF = 200.0
 """Strength of the pull to a value, over the objective's own curvature there: the attained value is exact at any."""
 Quantities = Callable[[Array], Array]
 """theta (S, p) -> quantities (S, m), each in the units in which its interval is sought (logs for positive ones)."""
-Kind = Literal["pairs", "residuals", "groups"]
+Kind = Literal["pairs", "residuals", "groups", "wild"]
+FEW_GROUPS = 12
+"""Signs of fewer groups make under 4096 different tables: Webb's six weights are drawn instead."""
+WEBB = np.array([-np.sqrt(1.5), -1.0, -np.sqrt(0.5), np.sqrt(0.5), 1.0, np.sqrt(1.5)])
+"""Webb 2014: mean 0, variance 1."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,7 +252,9 @@ def bootstrap(fitted: Fitted, kind: Kind, draws: int, seed: int = 0, groups: Arr
     """Refits of `draws` resampled tables, all at once from the fit's own minimum; Minima.converged counts those that failed.
 
     pairs: rows with replacement. groups: whole groups (runs, sizes) with replacement, `groups` (n,) naming each row's. residuals: the
-    law plus residuals drawn with replacement, centred and widened by sqrt(n / (n - p)).
+    law plus residuals drawn with replacement, centred and widened by sqrt(n / (n - p)). wild: the law plus each row's own residual,
+    widened alike, times a random weight that all rows of a group share (every row its own where `groups` is None): a sign, or one of
+    WEBB where groups are few.
     """
     random, n = np.random.default_rng(seed), len(fitted.observed)
     observed, weights = fitted.observed, fitted.weights
@@ -256,8 +262,13 @@ def bootstrap(fitted: Fitted, kind: Kind, draws: int, seed: int = 0, groups: Arr
         residual = -fitted.residuals()
         residual = (residual - residual.mean()) * np.sqrt(n / max(fitted.freedom, 1))
         moved = residual[random.integers(n, size=(draws, n))]
-        predicted = fitted.law.value(fitted.theta[None], fitted.x)[0]
-        observed = predicted * np.exp(moved) if fitted.loss.in_logs else predicted + moved
+        observed = _observed(fitted, moved)
+    elif kind == "wild":
+        member = np.arange(n) if groups is None else np.unique(groups, return_inverse=True)[1]
+        few = member.max() + 1 < FEW_GROUPS
+        factor = random.choice(WEBB if few else np.array([-1.0, 1.0]), (draws, int(member.max()) + 1))[:, member]
+        moved = -fitted.residuals() * np.sqrt(n / max(fitted.freedom, 1)) * factor
+        observed = _observed(fitted, moved)
     elif kind == "groups":
         assert groups is not None, "a group bootstrap names each row's group"
         names, member = np.unique(groups, return_inverse=True)
@@ -272,6 +283,12 @@ def bootstrap(fitted: Fitted, kind: Kind, draws: int, seed: int = 0, groups: Arr
         start = minima.theta
     assert minima is not None, "a loss has at least one step"
     return minima
+
+
+def _observed(fitted: Fitted, moved: Array) -> Array:
+    """Losses (B, n) that lie `moved` (units of the residual) from the fitted law."""
+    predicted = fitted.law.value(fitted.theta[None], fitted.x)[0]
+    return np.asarray(predicted * np.exp(moved) if fitted.loss.in_logs else predicted + moved)
 
 
 def without_largest(fitted: Fitted, count: int) -> Array:

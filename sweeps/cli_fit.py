@@ -14,7 +14,7 @@ from sweeps.cli_common import NOT_OK, OK, answer
 if TYPE_CHECKING:
     from analysis.fit_result import Draws, Prediction, ScalingLawFit, Split
 
-BOOTSTRAPS = ("pairs", "residuals", "groups")
+BOOTSTRAPS = ("pairs", "residuals", "groups", "wild")
 
 
 def register(app: typer.Typer) -> None:
@@ -53,7 +53,7 @@ def fit_command(
     bootstrap: Annotated[
         str | None,
         typer.Option(
-            help="Also refit resampled tables: pairs, residuals, groups or groups:params; pairs:400 sets how many.",
+            help="Also refit resampled tables: pairs, residuals, groups, wild, groups:params, wild:params; pairs:400 sets how many.",
             show_default=False,
         ),
     ] = None,
@@ -144,8 +144,8 @@ def _bootstrap(text: str | None, faults: list[Fault]) -> tuple[Any, int, str | N
         return None
     kind, *rest = text.split(":")
     draws = int(rest.pop()) if rest and rest[-1].isdigit() else 1000
-    by = rest.pop() if rest and kind == "groups" else None
+    by = rest.pop() if rest and kind in ("groups", "wild") else None
     if kind not in BOOTSTRAPS or rest or draws < 2:
-        cure = f"{', '.join(BOOTSTRAPS)} or groups:params, and how many behind it, as in pairs:400"
+        cure = f"{', '.join(BOOTSTRAPS)} or groups:params, wild:params, and how many behind it, as in pairs:400"
         faults.append(Fault(f"--bootstrap {text}", "is no bootstrap", cure))
     return kind, draws, by

@@ -11,6 +11,7 @@ from analysis.fit import fit, load_fit_table
 from analysis.fit_rollout import compare_laws, roll_out
 from analysis.fit_simulation import Design, coverage, simulate
 from analysis.fit_table import FitTable
+from analysis.fit_uncertainty import WEBB
 from scaling.errors import DataError
 
 
@@ -49,7 +50,7 @@ def test_uneven_noise_widens_the_intervals() -> None:
     assert not any("the scatter is uneven" in note for note in even.notes)
 
 
-@pytest.mark.parametrize("kind", ["pairs", "residuals"])
+@pytest.mark.parametrize("kind", ["pairs", "residuals", "wild"])
 def test_bootstraps_agree_with_the_curvature_on_even_noise(kind: str) -> None:
     found = fit(simulate(Design(50, "least-squares-log"), np.random.default_rng(4)), loss="least-squares-log")
     draws = found.bootstrap(kind, 300)  # type: ignore[arg-type]
@@ -66,11 +67,31 @@ def test_a_group_bootstrap_sees_what_its_groups_share() -> None:
     found = fit(shared, loss="least-squares-log")
     rows, groups = found.bootstrap("pairs", 300), found.bootstrap("groups", 300, by="params")
     assert groups.stderr["alpha"] > 1.3 * rows.stderr["alpha"]
+    wild = found.bootstrap("wild", 300, by="params")
+    assert wild.stderr["alpha"] > 1.3 * found.bootstrap("wild", 300).stderr["alpha"]
+    assert wild.kind == "wild of 5 levels of params"
+
+
+def test_a_wild_bootstrap_keeps_each_rows_own_noise() -> None:
+    """Ten times the noise at the largest token counts: residuals that change places spread it over all rows."""
+    random = np.random.default_rng(1)
+    table = simulate(Design(50, "least-squares-log", noise=0.002), random)
+    loud = table.columns["tokens"] > 7e10
+    uneven = FitTable(table.columns, table.loss * np.exp(np.where(loud, 0.02, 0.0) * random.standard_normal(50)))
+    found = fit(uneven, loss="least-squares-log")
+    pairs, wild, residuals = (found.bootstrap(kind, 400).stderr["E"] for kind in ("pairs", "wild", "residuals"))
+    assert wild == pytest.approx(pairs, rel=0.15)
+    assert wild > 1.25 * residuals
+
+
+def test_webbs_weights_have_the_moments_of_a_sign() -> None:
+    assert WEBB.mean() == pytest.approx(0)
+    assert WEBB.var() == pytest.approx(1)
 
 
 def test_groups_must_be_named() -> None:
     found = fit(simulate(Design(16, "huber-log"), np.random.default_rng(0)))
-    with pytest.raises(DataError, match="the table names none"):
+    with pytest.raises(DataError, match="has no column group"):
         found.bootstrap("groups", 10)
 
 

@@ -121,6 +121,14 @@ def test_a_saved_fit_and_a_bootstrap(call: Any, runs: Path, tmp_path: Path) -> N
     assert str(load_fit(tmp_path / "fit.json")) in text
 
 
+def test_a_wild_bootstrap_names_what_shares_a_weight(call: Any, runs: Path) -> None:
+    _, text, _ = call("fit", runs, *COLUMNS, "--bootstrap", "wild:params:50", "--json")
+    assert json.loads(text)["bootstrap"]["kind"] == "wild of 4 levels of params"
+    code, _, err = call("fit", runs, *COLUMNS, "--bootstrap", "wild:width")
+    assert code == 2
+    assert "no column width" in err
+
+
 def test_auto_prints_the_comparison(call: Any, runs: Path) -> None:
     code, text, _ = call("fit", runs, *COLUMNS, "--law", "auto", "--json")
     document = json.loads(text)
