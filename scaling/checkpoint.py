@@ -17,9 +17,15 @@ from scaling.errors import Fault, StudyError
 CHECKPOINT_NAME = "checkpoint.pt"
 
 
-def save_checkpoint(directory: Path, state: dict[str, Any]) -> None:
-    """Write `state` atomically to `directory/checkpoint.pt`, over the one before."""
-    path = directory / CHECKPOINT_NAME
+def kept_name(step: int) -> str:
+    """Name of a checkpoint that stays: that after `step` updates (runtime.keep_checkpoints_at_steps)."""
+    return f"checkpoint-{step}.pt"
+
+
+def save_checkpoint(directory: Path, state: dict[str, Any], name: str = CHECKPOINT_NAME) -> None:
+    """Write `state` atomically to `directory/name`, over the one before."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / name
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -31,12 +37,12 @@ def save_checkpoint(directory: Path, state: dict[str, Any]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def load_checkpoint(directory: Path, run_id: str) -> dict[str, Any] | None:
-    """The state saved in `directory`, or None when there is none.
+def load_checkpoint(directory: Path, run_id: str, name: str = CHECKPOINT_NAME) -> dict[str, Any] | None:
+    """The state saved in `directory/name`, or None when there is none.
 
     Raises StudyError when the file is unreadable or belongs to another run.
     """
-    path = directory / CHECKPOINT_NAME
+    path = directory / name
     if not path.exists():
         return None
     cure = f"delete {path}: the run then starts from its first step"

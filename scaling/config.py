@@ -241,7 +241,22 @@ class RuntimeConfig(Frozen):
     pin: bool = True
     """Whether workers of a local pool are bound to cores (sweeps.pinning)."""
     checkpoint_every_steps: Positive | None = None
+    keep_checkpoints_at_steps: tuple[Positive, ...] = ()
+    """Updates after which a checkpoint is written that stays when the run ends, for `mutransfer branch`."""
     log_every_steps: Positive = 10
+    noise_scale_every_steps: Positive | None = None
+    """Steps between two measurements of the gradient at two batch sizes (scaling.noise_scale); default: none."""
+
+
+class Branch(Frozen):
+    """Where a run goes on from, when it is not from its own initialization: a checkpoint of another run."""
+
+    run_id: str
+    """Of the run that it branches off."""
+    step: Positive
+    """Updates that run had done."""
+    batch_size: Positive
+    """That run's sequences a step: the branch reads on in the order in which that run would have, whatever its own batch."""
 
 
 YOUNGER_KEYS: dict[str, dict[str, Any]] = {
@@ -291,6 +306,8 @@ class RunConfig(Frozen):
     data: DataConfig = DataConfig()
     training: TrainingConfig = TrainingConfig()
     runtime: RuntimeConfig = RuntimeConfig()
+    branch: Branch | None = None
+    """Written by `mutransfer branch`; its schedule and steps count from the branching point."""
 
     @model_validator(mode="after")
     def _base_exists(self) -> Self:
@@ -302,6 +319,14 @@ class RunConfig(Frozen):
         batch, processes = self.training.batch_size, self.runtime.processes
         if batch % processes:
             raise fault_at("runtime", f"processes {processes} does not divide training.batch_size {batch}")
+        if self.runtime.noise_scale_every_steps is not None:
+            if batch == 1:
+                raise fault_at("runtime", "noise_scale_every_steps needs two sequences a batch, and training.batch_size is 1")
+            if self.training.precision == "fp16":
+                raise fault_at("runtime", "noise_scale_every_steps does not know fp16's scaled gradients; use bf16 or fp32")
+        late = [step for step in self.runtime.keep_checkpoints_at_steps if step > self.training.steps]
+        if late:
+            raise fault_at("runtime", f"keep_checkpoints_at_steps {late} lie beyond training.steps {self.training.steps}")
         return self
 
     @model_validator(mode="after")
@@ -402,6 +427,8 @@ class RunConfig(Frozen):
             for name, default in keys.items():
                 if values[section][name] == default:
                     del values[section][name]
+        if values["branch"] is None:
+            del values["branch"]
         return values
 
 

@@ -23,13 +23,14 @@ from torch import Tensor
 
 import scaling
 from scaling.accounting import parameter_counts, run_flops
-from scaling.checkpoint import load_checkpoint, remove_checkpoint, save_checkpoint
+from scaling.checkpoint import kept_name, load_checkpoint, remove_checkpoint, save_checkpoint
 from scaling.config import RunConfig
-from scaling.data import Corpus, train_batch, validation_batches
+from scaling.data import Corpus, stream_batch, train_batch, validation_batches
 from scaling.errors import ConfigError, Fault, StudyError
 from scaling.hyperparameters import hyperparameters
 from scaling.memory import keep_memory
 from scaling.model import build_model
+from scaling.noise_scale import GradientNorms, Parts, extra_passes, part_sequences, squared_norm
 from scaling.optimizer import build_optimizer, flattened, inner_optimizers, set_lr
 from scaling.ranks import ALONE, Group, Team
 from scaling.records import MetricsLog, Pruned, RunRecord, Watch, read_metrics, read_record, write_config, write_record
@@ -84,15 +85,18 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(run.runtime.device, enabled=run.training.precision == "fp16")
         self._loss: Callable[..., Tensor] = compiled(self.model.loss) if run.training.compile else self.model.loss
         self._averaging = group.averaging(self.model, self._loss)
+        self.norms: GradientNorms | None = None
+        """The last step's, where it measured them (runtime.noise_scale_every_steps)."""
 
     def step(self, step: int) -> tuple[float, float]:
         """Do update number `step`; return the batch's loss (nats per token) and the gradient norm before clipping."""
         self.group.tell("step", step)
-        training = self.run.training
-        tokens = train_batch(
-            self.corpus, step=step, data_seed=training.data_seed, batch_size=training.batch_size, context=self.run.model.context
-        )
-        loss = self.gradient(self.group.share(torch.from_numpy(tokens)).to(self.device))
+        training, every = self.run.training, self.run.runtime.noise_scale_every_steps
+        tokens = self.group.share(torch.from_numpy(self._batch(step))).to(self.device)
+        if every is not None and step % every == 0:
+            loss, self.norms = self.measured_gradient(tokens)
+        else:
+            loss, self.norms = self.gradient(tokens), None
         set_lr(self.optimizer, self.run.schedule, step, training.steps)
         inner = inner_optimizers(self.optimizer)
         for optimizer in inner:
@@ -105,22 +109,46 @@ class Trainer:
         assert not flattened(self.optimizer), "a step left groups whose learning rates have lost their ratios"
         return loss, float(norm)
 
-    def gradient(self, tokens: Tensor) -> float:
+    def _batch(self, step: int) -> np.ndarray:
+        training, branch, context = self.run.training, self.run.branch, self.run.model.context
+        places: dict[str, int] = {"data_seed": training.data_seed, "batch_size": training.batch_size, "context": context}
+        if branch is None:
+            return train_batch(self.corpus, step=step, **places)
+        return stream_batch(self.corpus, step=step, after_step=branch.step, order_of=branch.batch_size, **places)
+
+    def measured_gradient(self, tokens: Tensor) -> tuple[float, GradientNorms]:
+        """`gradient`, bit by bit, and its squared norms at two batch sizes: the batch's, and that of its parts."""
+        training, parameters = self.run.training, list(self.model.parameters())
+        size = part_sequences(training.batch_size, self.group.size, training.micro_batch_size)
+        if size == training.micro_batch_size and self.group.size == 1:
+            parts = Parts(parameters)
+            loss, total = self.gradient(tokens, parts), parts.sum_sq
+        else:
+            loss = self.gradient(tokens)
+            with self._autocast():
+                total = extra_passes(self._loss, parameters, tokens, size)
+        total = self.group.sum(total)[0]
+        batch = squared_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+        return loss, GradientNorms(training.batch_size, batch, size, total * size / training.batch_size)
+
+    def gradient(self, tokens: Tensor, parts: Parts | None = None) -> float:
         """Set every gradient to that of the mean loss over `tokens` (B, T + 1), in micro-batches; return that loss.
 
-        In a group `tokens` are this rank's share, and gradient and loss are the mean over the ranks'.
+        In a group `tokens` are this rank's share, and gradient and loss are the mean over the ranks'. `parts` sees each micro-batch's.
         """
         self.optimizer.zero_grad(set_to_none=True)
         micro = self.run.training.micro_batch_size or len(tokens)
-        total, parts = 0.0, torch.split(tokens, micro)
+        total, pieces = 0.0, torch.split(tokens, micro)
         compute = self._averaging or self._loss
-        for index, part in enumerate(parts):
+        for index, part in enumerate(pieces):
             # Means are weighted by their sequences; gradients go between ranks with the last micro-batch alone.
-            waits = self._averaging is not None and index + 1 < len(parts)
+            waits = self._averaging is not None and index + 1 < len(pieces)
             with self._averaging.no_sync() if waits and self._averaging is not None else nullcontext():
                 with self._autocast():
                     loss = compute(part) * (len(part) / len(tokens))
                 torch.autograd.backward(self.scaler.scale(loss))
+            if parts is not None:
+                parts.see(len(part) / len(tokens))
             total += float(loss.detach())
         return self.group.sum(total)[0] / self.group.size
 
@@ -213,6 +241,9 @@ def _train(trainer: Trainer, directory: Path, on_progress: Callable[[Progress], 
     if saved is not None:
         trainer.load_state_dict(saved)
         state = _State(**saved["state"])
+    elif run.branch is not None:
+        what = f"holds no checkpoint of step {run.branch.step} of run {run.branch.run_id}, which this run branches off"
+        raise StudyError(Fault(str(directory), what, "make it by `mutransfer branch`, which puts it there"))
     resumed_from = state.step
     write_config(directory, run)
     log = MetricsLog(directory, resume_at_step=resumed_from)
@@ -236,6 +267,23 @@ def _require_same_run(record: RunRecord, run: RunConfig, corpus: Corpus, directo
     if record.data_sha256 != corpus.sha256:
         what = f"holds this run on other data (SHA-256 {record.data_sha256[:12]}; the data are {corpus.sha256[:12]} now)"
         raise StudyError(Fault(str(directory), what, cure))
+    lost = [step for step in run.runtime.keep_checkpoints_at_steps if not (directory / kept_name(step)).exists()]
+    if lost:
+        what = f"holds this run, finished without its checkpoints at steps {lost} (runtime.keep_checkpoints_at_steps)"
+        raise StudyError(Fault(str(directory), what, f"delete {directory}/record.json: the run is made again; or --out DIR"))
+
+
+def start_state(trainer: Trainer, parent: dict[str, Any]) -> dict[str, Any]:
+    """The checkpoint in which a branch starts: the parent's weights and moments, this run's learning rates, no step done.
+
+    `trainer`, of the branch, is changed. parent: a checkpoint of the run that it branches off.
+    """
+    own = [{key: value for key, value in group.items() if key != "params"} for group in trainer.optimizer.param_groups]
+    trainer.load_state_dict(parent)
+    for group, settings in zip(trainer.optimizer.param_groups, own, strict=True):
+        assert group["names"] == settings["names"], "a branch has its parent's tensors in its parent's groups"
+        group.update(settings)
+    return {"run_id": trainer.run.run_id, "state": vars(_State()), **trainer.state_dict()}
 
 
 def _loop(
@@ -257,6 +305,8 @@ def _loop(
         if state.diverged:
             log.write(row)
             break
+        if trainer.norms is not None:
+            row["gradient_sq"] = trainer.norms.row()
         if step == 0:
             state.initial_loss = loss
         state.last_finite_loss = loss
@@ -264,7 +314,7 @@ def _loop(
         every = training.validate_every_steps
         if every and state.step % every == 0 and state.step < training.steps:
             row["validation_loss"] = _finite(trainer.validate())
-        if step % runtime.log_every_steps == 0 or state.step == training.steps or "validation_loss" in row:
+        if step % runtime.log_every_steps == 0 or state.step == training.steps or row.keys() & {"validation_loss", "gradient_sq"}:
             log.write(row)
             if watch is not None and state.step < training.steps:
                 state.pruned = watch(row)
@@ -276,6 +326,10 @@ def _loop(
         if runtime.checkpoint_every_steps and state.step % runtime.checkpoint_every_steps == 0:
             clock.update()
             save_checkpoint(directory, {"run_id": run.run_id, "state": vars(state).copy(), **trainer.state_dict()})
+        if state.step in runtime.keep_checkpoints_at_steps:
+            clock.update()
+            kept = {"run_id": run.run_id, "state": vars(state).copy(), **trainer.state_dict()}
+            save_checkpoint(directory, kept, kept_name(state.step))
     final = math.inf if state.diverged else trainer.validate()
     clock.update()
     # A run that ends well above where it began blew up: the same result as a NaN, seen without one. One that ends where it began

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[1]
 ALLOWED = {"scaling": {"scaling"}, "analysis": {"scaling", "analysis"}, "sweeps": {"scaling", "analysis", "sweeps"}}
 TORCH_FREE = (
     "accounting",
+    "batch_rules",
     "config",
     "config_base",
     "model_config",

@@ -20,6 +20,22 @@ def train_batch(corpus: Corpus, *, step: int, data_seed: int, batch_size: int, c
     return np.asarray(corpus.train[places], dtype=np.int64)
 
 
+def stream_batch(
+    corpus: Corpus, *, step: int, after_step: int, order_of: int, data_seed: int, batch_size: int, context: int
+) -> np.ndarray:
+    """Batch number `step` (from 0) of `batch_size` windows of those that follow `after_step` updates with batches of `order_of`.
+
+    All batch sizes see the same windows in the same order: int64 (batch_size, context + 1).
+    """
+    first = step * batch_size
+    chunks = range(first // order_of, (first + batch_size - 1) // order_of + 1)
+    parts = [
+        train_batch(corpus, step=after_step + chunk, data_seed=data_seed, batch_size=order_of, context=context)
+        for chunk in chunks
+    ]
+    return np.concatenate(parts)[first % order_of :][:batch_size]
+
+
 def validation_batches(corpus: Corpus, *, sequences: int, context: int, batch_size: int = 32) -> Iterator[np.ndarray]:
     """Evenly spaced windows of the validation part that do not overlap: int64 (up to batch_size, context + 1) each.
 
