@@ -20,6 +20,8 @@ TIGHT, CONVERGED = 1e-9, 1e-6
 """Largest gradient, over sqrt(curvature x objective): where a member stops, and what still counts as a minimum (rounding)."""
 L1_KNEES = (1e-3, 1e-4, 1e-5, 1e-6)
 """L1 is the limit of Huber's loss: knees in log loss that are gone through, the last one far below any table's resolution."""
+BLOCK = 16384
+"""Rows times members that are computed at once: the arrays of more do not stay in a core's cache."""
 Index = NDArray[np.intp]
 Penalty = Callable[[Array], tuple[Array, Array]]
 """theta (S, p) -> one more residual (S,) and its gradient (S, p)."""
@@ -79,25 +81,37 @@ class _Problem:
 
     def __call__(self, theta: Array, chosen: Index) -> tuple[Array, Array, Array, Array]:
         """Objective (S,), gradient (S, p), curvature inside the knee and beyond it (S, p, p) each."""
-        predicted, jacobian = self.law.value(theta, self.x)
-        if self.loss.in_logs:
-            jacobian = jacobian / np.maximum(predicted, 1e-300)[:, :, None]
-        weights = self.rows(self.weights, chosen)
-        residual = self.loss.residual(predicted, self.rows(self.observed, chosen))
-        size, knee = np.abs(residual), self.loss.knee
-        inside = size <= knee
-        bent = np.where(inside, 1.0, knee / np.maximum(size, 1e-300)) if np.isfinite(knee) else np.ones_like(size)
-        objective = np.sum(weights * self.loss.rho(residual), axis=1)
-        turned = np.swapaxes(jacobian, 1, 2)
-        gradient = (turned @ (weights * bent * residual)[:, :, None])[:, :, 0]
-        full = (turned * (weights * bent)[:, None, :]) @ jacobian
-        inner = full if not np.isfinite(knee) else (turned * (weights * inside)[:, None, :]) @ jacobian
+        block = max(1, BLOCK // self.observed.shape[1])
+        pieces = [slice(first, first + block) for first in range(0, len(theta), block)]
+        parts = [self._block(theta[piece], chosen[piece]) for piece in pieces]
+        if len(parts) == 1:
+            objective, gradient, full, inner = parts[0]
+        else:
+            objective, gradient, full, inner = (np.concatenate(part) for part in zip(*parts, strict=True))
         if self.penalty is not None:
             extra, slope = self.penalty(theta)
             square = slope[:, :, None] * slope[:, None, :]
             objective, gradient = objective + 0.5 * extra**2, gradient + extra[:, None] * slope
             full, inner = full + square, inner + square
         return objective, gradient, inner, full - inner
+
+    def _block(self, theta: Array, chosen: Index) -> tuple[Array, Array, Array, Array]:
+        """Objective, gradient and curvature, all of it and inside the knee, of few enough members to stay in the cache."""
+        predicted, jacobian = self.law.value(theta, self.x)
+        weights = self.rows(self.weights, chosen)
+        residual = self.loss.residual(predicted, self.rows(self.observed, chosen))
+        size, knee = np.abs(residual), self.loss.knee
+        objective = np.sum(weights * self.loss.rho(residual), axis=1)
+        # The residual's gradient is the law's over its value, in logs: cheaper to divide the rows' weights than the gradient.
+        slope = weights / np.maximum(predicted, 1e-300) if self.loss.in_logs else weights
+        square = slope / np.maximum(predicted, 1e-300) if self.loss.in_logs else weights
+        turned = np.swapaxes(jacobian, 1, 2)
+        if not np.isfinite(knee):
+            full = (turned * square[:, None, :]) @ jacobian
+            return objective, (turned @ (slope * residual)[:, :, None])[:, :, 0], full, full
+        gradient = (turned @ (slope * np.clip(residual, -knee, knee))[:, :, None])[:, :, 0]
+        full = (turned * (square * np.minimum(1.0, knee / np.maximum(size, 1e-300)))[:, None, :]) @ jacobian
+        return objective, gradient, full, (turned * (square * (size <= knee))[:, None, :]) @ jacobian
 
 
 def minimise(

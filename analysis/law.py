@@ -107,4 +107,5 @@ def log_at_least(value: float, floor: float) -> float:
 
 def stack(parts: Sequence[Array]) -> Array:
     """Gradient (S, n, p) from its p parts."""
-    return np.stack(np.broadcast_arrays(*parts), axis=-1)
+    # Each part stays in one piece of memory: what is computed from them goes through them one by one.
+    return np.moveaxis(np.stack(np.broadcast_arrays(*parts)), 0, -1)

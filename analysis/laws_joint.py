@@ -51,7 +51,7 @@ class Additive(Law):
         slopes = [-term * log for term, log in zip(terms, logs, strict=True)]
         constant = [np.broadcast_to(np.exp(theta[:, :1]), terms[0].shape)] if self.constant else []
         total = np.sum([*constant, *terms], axis=0)
-        gradient = np.stack([*constant, *terms, *([np.sum(slopes, axis=0)] if self.shared else slopes)], axis=-1)
+        gradient = stack([*constant, *terms, *([np.sum(slopes, axis=0)] if self.shared else slopes)])
         return total, gradient
 
     def public(self, theta: Array, centres: Mapping[str, float]) -> Array:
@@ -128,9 +128,9 @@ class Coupled(Law):
         parts = [slope * share, slope * (1 - share), -slope * share * n, -slope * (1 - share) * d, slope * inner]
         if self.kaplan:
             by_k = parts[4] - p * parts[0] - q * parts[1] - a * parts[2]
-            return term, np.stack([parts[0] / k, parts[1] / k, parts[2] / k, by_k], axis=-1)
+            return term, stack([parts[0] / k, parts[1] / k, parts[2] / k, by_k])
         constant = np.broadcast_to(np.exp(theta[:, :1]), term.shape)
-        return term + constant, np.stack([constant, *parts], axis=-1)
+        return term + constant, stack([constant, *parts])
 
     def public(self, theta: Array, centres: Mapping[str, float]) -> Array:
         p, q, a, b, log_k = self._split(theta)

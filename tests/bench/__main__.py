@@ -11,7 +11,20 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from tests.bench import board, coordinates, driver, faults, products, pruning, search, status, throughput, variants
+from tests.bench import (
+    board,
+    coordinates,
+    driver,
+    faults,
+    fits,
+    noise_scale,
+    products,
+    pruning,
+    search,
+    status,
+    throughput,
+    variants,
+)
 
 
 def main() -> None:
@@ -30,6 +43,8 @@ def main() -> None:
             "pruning",
             "products",
             "throughput",
+            "fits",
+            "noise-scale",
         ),
         help="one benchmark instead of all",
     )
@@ -58,6 +73,10 @@ def main() -> None:
         search.report(arguments.repeats)
     if arguments.only in (None, "pruning"):
         pruning.report(arguments.grid)
+    if arguments.only in (None, "fits"):
+        fits.report()
+    if arguments.only in (None, "noise-scale"):
+        noise_scale.report()
     if arguments.only in (None, "throughput"):
         throughput.report()
     if arguments.only in (None, "variants"):
