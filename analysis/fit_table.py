@@ -61,6 +61,8 @@ class FitTable:
     """What makes a fit of these rows doubtful."""
     conventions: Mapping[str, str] = field(default_factory=dict)
     """{"params": one of PARAMS_INCLUDE or "not stated", "flops": how compute was counted}."""
+    stderr_known: bool = False
+    """Whether the weights are 1 / stderr^2, in nats, and not relative."""
 
     def __len__(self) -> int:
         return len(self.loss)
@@ -107,23 +109,25 @@ def load_fit_table(
     all_lrs: bool = False,
     parametrization: str | None = None,
     params_include: str | None = None,
+    curves: bool = False,
 ) -> FitTable:
     """Read a study directory, a .csv or .parquet file or a DataFrame.
 
     columns: {name here: name in the source}. where: conditions such as "loss<4" or "dataset=c4", over the source's columns. loss_unit:
     nats or bits, per token. all_lrs: keep every learning rate of a size; default: the one with the lowest loss, where several were run.
-    params_include: one of PARAMS_INCLUDE, what the column params counts; a study's are known. Raises DataError with all faults at once.
+    params_include: one of PARAMS_INCLUDE, what the column params counts; a study's are known. curves: keep every checkpoint of a
+    run (column run_id, which becomes the groups) and every learning rate. Raises DataError with all faults at once.
     """
     if isinstance(source, FitTable):
         named = (parametrization, params_include) != (None, None)
-        if columns or where or all_lrs or named or loss_unit != "nats":
+        if columns or where or all_lrs or curves or named or loss_unit != "nats":
             raise DataError(
                 Fault("a FitTable", "is read already: columns, where and the like cannot apply", "give the file instead")
             )
         return source
     notes: list[str] = []
-    frame, place = _raw(source, columns or {}, notes)
-    frame = _where(frame, where, place, notes)
+    frame, place = raw_rows(source, columns or {}, notes)
+    frame = rows_where(frame, where, place, notes)
     if loss_unit not in LOSS_UNITS:
         raise DataError(Fault(f"loss unit {loss_unit!r}", "is not known", f"choose from: {', '.join(LOSS_UNITS)}"))
     faults = _missing(frame, place)
@@ -135,20 +139,23 @@ def load_fit_table(
             faults.append(Fault(f"{place}: column {name!r}", "has values that are not positive", "correct or remove these rows"))
     raise_all(faults, DataError)
     tidy = frame[[name for name in WORDS if name in frame]].assign(**numbers).reset_index(drop=True)
-    tidy["loss"] *= LOSS_UNITS[loss_unit]
+    for name in {"loss", "stderr"} & set(tidy):
+        tidy[name] *= LOSS_UNITS[loss_unit]
     if loss_unit != "nats":
         notes.append(f"losses converted from {loss_unit} to nats")
     tidy = _parametrization(tidy, parametrization, place, notes)
     tidy, derived = _sizes(tidy, notes)
     tidy = _finished(tidy, notes)
-    tidy = _once(tidy, notes, all_lrs)
+    tidy = _curves(tidy, place, notes) if curves else _once(tidy, notes, all_lrs)
     if tidy.empty:
         raise DataError(Fault(place, "holds no usable run", "; ".join(notes)))
     return _table(tidy, notes, _conventions(tidy, derived, counted, notes))
 
 
-def _raw(source: Path | str | pd.DataFrame, columns: Mapping[str, str], notes: list[str]) -> tuple[pd.DataFrame, str]:
-    """The source's rows under our names."""
+def raw_rows(
+    source: Path | str | pd.DataFrame, columns: Mapping[str, str], notes: list[str], known: Sequence[str] = KNOWN
+) -> tuple[pd.DataFrame, str]:
+    """The source's rows under our names, of which there are `known`."""
     if isinstance(source, (str, Path)) and Path(source).is_dir():
         table = load_table(source)
         notes += table.notes
@@ -158,8 +165,8 @@ def _raw(source: Path | str | pd.DataFrame, columns: Mapping[str, str], notes: l
         notes.append(f"{len(frame)} rows read from {place}")
     present, faults = [str(name) for name in frame.columns], []
     for name, actual in columns.items():
-        if name not in KNOWN:
-            faults.append(Fault(f"column {name}={actual}", f"{name!r} is not a column this program knows", nearest(name, KNOWN)))
+        if name not in known:
+            faults.append(Fault(f"column {name}={actual}", f"{name!r} is not a column this program knows", nearest(name, known)))
         if actual not in present:
             faults.append(Fault(f"{place}: column {actual!r}", "is not in the table", nearest(actual, present)))
     raise_all(faults, DataError)
@@ -167,7 +174,8 @@ def _raw(source: Path | str | pd.DataFrame, columns: Mapping[str, str], notes: l
     return frame.assign(**{name: frame[actual] for name, actual in columns.items()}), place
 
 
-def _where(frame: pd.DataFrame, conditions: Sequence[str], place: str, notes: list[str]) -> pd.DataFrame:
+def rows_where(frame: pd.DataFrame, conditions: Sequence[str], place: str, notes: list[str]) -> pd.DataFrame:
+    """The rows that meet every condition such as "loss<4"; raises DataError for those that cannot be read."""
     import pandas as pd
 
     faults = []
@@ -325,6 +333,19 @@ def _once(tidy: pd.DataFrame, notes: list[str], all_lrs: bool) -> pd.DataFrame:
     return tidy
 
 
+def _curves(tidy: pd.DataFrame, place: str, notes: list[str]) -> pd.DataFrame:
+    """Every checkpoint of every run, once."""
+    if "run_id" not in tidy:
+        raise DataError(
+            Fault(f"{place}: column 'run_id'", "is missing: it says which rows are one curve", "map it with --column run_id=NAME")
+        )
+    copies = tidy.duplicated(keep="first")
+    if copies.any():
+        notes.append(f"{int(copies.sum())} rows that repeat another one, loss included, are left out")
+    notes.append(f"{tidy['run_id'].nunique()} runs with all their checkpoints")
+    return tidy[~copies].assign(group=tidy["run_id"].astype(str))
+
+
 def _table(tidy: pd.DataFrame, notes: list[str], conventions: Mapping[str, str]) -> FitTable:
     warnings = []
     if "schedule" in tidy and tidy["schedule"].nunique() > 1:
@@ -343,4 +364,6 @@ def _table(tidy: pd.DataFrame, notes: list[str], conventions: Mapping[str, str])
         raise DataError(Fault("column 'stderr' or 'weight'", "has empty entries", "fill them, or leave the column out"))
     columns = {name: tidy[name].to_numpy(float) for name in SIZES if name in tidy}
     groups = tidy["group"].astype(str).to_numpy() if "group" in tidy else None
-    return FitTable(columns, tidy["loss"].to_numpy(float), weights, groups, tuple(notes), tuple(warnings), conventions)
+    return FitTable(
+        columns, tidy["loss"].to_numpy(float), weights, groups, tuple(notes), tuple(warnings), conventions, "stderr" in tidy
+    )
