@@ -1,6 +1,6 @@
 """Tables of runs with a known law: how often the intervals of a fit hold the truth.
 
-Owns the simulated tables and the coverage that docs/scaling-laws.md prints: `python -m analysis.fit_simulation` (about 6 minutes on
+Owns the simulated tables and the coverage that docs/scaling-laws.md prints: `python -m analysis.fit_simulation` (about 25 minutes on
 one core; `--tables 20` for a quick look). The truth is Chinchilla's law with the constants of 2404.10102, run on a grid of sizes over
 two decades each.
 """
@@ -103,7 +103,7 @@ DESIGNS: Sequence[Design] = [
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure how often the intervals of scaling-law fits hold the truth.")
-    parser.add_argument("--tables", type=int, default=100, help="tables a design")
+    parser.add_argument("--tables", type=int, default=400, help="tables a design")
     parser.add_argument("--runs", type=int, choices=list(GRIDS), help="only designs of so many runs")
     parser.add_argument("--seed", type=int, default=0, help="other tables")
     options = parser.parse_args()

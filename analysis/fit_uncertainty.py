@@ -2,8 +2,9 @@
 
 Owns the intervals. The profile is the default, since it is right as often as it says on 9, 16 and 50 runs (docs/scaling-laws.md), where the
 percentiles of a bootstrap are too narrow. A quantity's interval holds the values at which the best fit's objective rises by less than
-t^2 E[psi^2] / (2 E[psi']), t the quantile of Student's t with n - p degrees of freedom and psi the loss' slope under normal noise of the
-scale that the residuals have (for least squares t^2 s^2 / 2, the usual F test). That takes the noise for even. Where the table has at
+t^2 E[psi^2] / (2 E[psi']), psi the loss' slope under normal noise of the scale s that the residuals have (for least squares t^2 s^2 / 2,
+the usual F test). t is the quantile of Student's t with (2/k)^2 (n - p) degrees of freedom where that unit grows as s^k: k is 2 for least
+squares and 1 for L1, whose unit is known that much better. All this takes the noise for even. Where the table has at
 least 8 rows a parameter, a bootstrap of pairs says whether it is: where it spreads wider than the curvature, the interval is widened by
 that ratio.
 """
@@ -84,15 +85,21 @@ class Fitted:
             return float(np.sqrt(np.sum(self.weights * residual**2) / self.freedom))
         return float(np.sum(np.sqrt(self.weights) * np.abs(residual)) / self.freedom * np.sqrt(np.pi / 2))
 
-    def moments(self) -> tuple[float, float]:
-        """E[psi^2] and E[psi'] of the loss' slope under normal noise of this scale."""
-        sigma, knee = max(self.noise(), LEAST_NOISE), self.loss.path[-1].knee
+    def moments(self, factor: float = 1.0) -> tuple[float, float]:
+        """E[psi^2] and E[psi'] of the loss' slope under normal noise of this scale times a factor."""
+        sigma, knee = factor * max(self.noise(), LEAST_NOISE), self.loss.path[-1].knee
         if not np.isfinite(knee):
             return sigma**2, 1.0
         c = knee / sigma
         inside = 2 * norm.cdf(c) - 1
         square = sigma**2 * (inside - 2 * c * norm.pdf(c)) + 2 * knee**2 * norm.sf(c)
         return float(square), float(inside)
+
+    def quantile(self, level: float) -> float:
+        """Student's t for a two-sided interval; its degrees of freedom are those of the objective's unit (Satterthwaite)."""
+        (square, slope), (lower, flatter) = self.moments(1.01), self.moments(1 / 1.01)
+        power = np.log(square / slope * flatter / lower) / (2 * np.log(1.01))
+        return float(student.ppf((1 + level) / 2, (2 / power) ** 2 * self.freedom))
 
     def covariance(self) -> tuple[Array, Array]:
         """Of theta, by the curvature; and directions (k, p) in which the rows say nothing: what changes along one has no error."""
@@ -152,7 +159,7 @@ def profile(fitted: Fitted, quantities: Quantities, level: float = LEVEL) -> Pro
     stderr = np.sqrt(np.maximum(np.einsum("mp,pq,mq->m", slopes, covariance, slopes), 0.0))
     square, slope = fitted.moments()
     wider = widening(fitted, quantities, stderr)
-    unit, reach = square / slope / 2, wider * float(student.ppf((1 + level) / 2, fitted.freedom))
+    unit, reach = square / slope / 2, wider * fitted.quantile(level)
     walk = _Walk(fitted, quantities, values, np.maximum(stderr, 1e-9), slopes @ covariance, unit)
     near = walk.go(np.arange(len(values)), STEPS)
     open_ends = [(index, side) for index in range(len(values)) for side in (-1, 1) if near.reached(index, side) < reach[index]]

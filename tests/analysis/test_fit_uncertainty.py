@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import t as student
 
 from analysis.fit import fit, load_fit_table
 from analysis.fit_rollout import compare_laws, roll_out
@@ -36,6 +37,15 @@ def test_a_profile_of_a_linear_law_is_the_t_interval() -> None:
     assert found.value == pytest.approx(-slope, rel=1e-7)
     assert found.stderr == pytest.approx(spread, rel=1e-6)
     assert found.interval == pytest.approx((-slope - reach * spread, -slope + reach * spread), rel=1e-4)
+
+
+def test_the_quantile_counts_how_well_a_losss_unit_is_known() -> None:
+    """n - p degrees of freedom for squares; for L1, whose unit grows with the noise and not its square, four times as many."""
+    table = simulate(Design(9, "l1-log"), np.random.default_rng(0))
+    assert fit(table, loss="least-squares-log", starts=4).fitted.quantile(0.9) == pytest.approx(student.ppf(0.95, 4), rel=1e-6)
+    assert fit(table, loss="l1-log", starts=4).fitted.quantile(0.9) == pytest.approx(student.ppf(0.95, 16), rel=1e-3)
+    between = fit(table, loss="huber-log", delta=0.004, starts=4).fitted.quantile(0.9)
+    assert student.ppf(0.95, 16) < between < student.ppf(0.95, 4)
 
 
 def test_uneven_noise_widens_the_intervals() -> None:
