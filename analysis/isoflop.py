@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from analysis.fit_engine import Loss
 from analysis.fit_result import Estimate
@@ -68,9 +70,9 @@ def isoflop(
 ) -> IsoFlopFit:
     """Best size of each budget and the power laws through them.
 
-    method: Akima spline, parabola or cubic of the loss over the log of `over`. window: factor of the best size, either way, that a polynomial reads
-    (inf: all sizes), or points: that many sizes about it. tolerance: share of FLOP by which rows of a budget may differ. draws: of the
-    spline's bootstrap. surface: also compute the method's bias. reading: further keys of `load_fit_table`.
+    method: Akima spline, parabola or cubic of the loss over the log of `over`. window: factor of the best size, either way, that a
+    polynomial reads (inf: all sizes), or points: that many sizes about it. tolerance: share of FLOP by which rows of a budget may differ.
+    draws: of the spline's bootstrap. surface: also compute the method's bias. reading: further keys of `load_fit_table`.
     Raises DataError with all faults, also where no budget has three sizes.
     """
     raise_all(_faults(method, window, points, over, tolerance, level, draws), DataError)
@@ -113,23 +115,25 @@ def _faults(
     return faults
 
 
-def make_budgets(rows: FitTable, over: Over, tolerance: float) -> tuple[list[Budget], list[str]]:
-    """Rows in order of FLOP; one opens a budget where it exceeds the budget's smallest by more than the tolerance.
-
-    Budgets of fewer than three sizes are left out, with a note. Raises DataError where none is left.
-    """
-    flops = rows.columns["flops"]
-    order, groups = np.argsort(flops, kind="stable"), list[list[int]]()
-    for row in order:
+def group_rows(flops: Array, tolerance: float) -> list[NDArray[np.intp]]:
+    """Indices of the rows of each budget, from the smallest; a row opens one where it exceeds the last's smallest by over the tolerance."""
+    groups: list[list[int]] = []
+    for row in np.argsort(flops, kind="stable"):
         if not groups or flops[row] > flops[groups[-1][0]] * (1 + tolerance):
             groups.append([])
         groups[-1].append(int(row))
+    return [np.array(group) for group in groups]
+
+
+def make_budgets(rows: FitTable, over: Over, tolerance: float) -> tuple[list[Budget], list[str]]:
+    """The budgets of at least three sizes, and what to say of them and of the others. Raises DataError where there is none."""
+    flops = rows.columns["flops"]
     size, other = ("params", "tokens") if over == "params" else ("tokens", "params")
     weights = np.ones(len(rows)) if rows.weights is None else rows.weights
     weights = weights if rows.stderr_known else weights / weights.mean()
     budgets, thin = [], []
-    for group in groups:
-        mine = np.array(group)[np.argsort(rows.columns[size][group], kind="stable")]
+    for group in group_rows(flops, tolerance):
+        mine = group[np.argsort(rows.columns[size][group], kind="stable")]
         if len(np.unique(rows.columns[size][mine])) < SIZES:
             thin.append(len(mine))
             continue
@@ -240,16 +244,11 @@ def _flags(rows: FitTable, optima: Sequence[BudgetOptimum], usable: Sequence[Bud
         flags.append(f"{len(optima) - len(usable)} of {len(optima)} budgets have no minimum between their sizes")
     if len(usable) > 1 and (span := usable[-1].flops / usable[0].flops) < DECADE:
         flags.append(f"budgets span a factor of {span:.3g}, under a decade: exponents are hardly identified")
-    flops = np.sort(rows.columns["flops"])
-    firsts = [flops[0]]
-    for value in flops:
-        if value > firsts[-1] * (1 + tolerance):
-            firsts.append(value)
-    steps = np.array(firsts[1:]) / np.array([flops[flops < first].max() for first in firsts[1:]])
-    if len(steps) and (steps < 1 + tolerance).any():
-        flags.append(
-            f"compute is scattered: {int((steps < 1 + tolerance).sum())} budgets begin within the tolerance of the one below"
-        )
+    flops = rows.columns["flops"]
+    groups = group_rows(flops, tolerance)
+    close = sum(flops[above].min() <= flops[below].max() * (1 + tolerance) for below, above in pairwise(groups))
+    if close:
+        flags.append(f"compute is scattered: {close} budgets begin within the tolerance of the one below")
     return flags
 
 

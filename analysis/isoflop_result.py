@@ -28,10 +28,11 @@ FAR = 10.0
 
 @dataclass(frozen=True, eq=False)
 class BudgetOptimum:
-    """One budget. flops: mean of its rows; params, tokens: of the best size, censored ones the edge of the grid, NaN when unresolved.
+    """One budget.
 
-    loss: at the minimum, nats per token. censored "low": the optimum has at most that many parameters, "high": at least. sampled: smallest and
-    largest size; log_stderr: of log params and log tokens; noise: of one run, nats; line: (params, loss) of the fitted curve.
+    flops: mean of its rows. params, tokens: of the best size; the edge of the grid when censored, NaN when unresolved. loss: at the
+    minimum, nats per token. censored "low": the optimum has at most that many parameters, "high": at least. sampled: smallest and largest
+    size. noise: of one run, nats. log_stderr: of log params and log tokens. points, line: (params, loss) of runs and fitted curve.
     """
 
     flops: float
@@ -108,8 +109,10 @@ class Bias:
 
 @dataclass(frozen=True, eq=False)
 class IsoFlopFit:
-    """Budgets with their minima and the laws through the usable ones. params_law, tokens_law, ratio_law: N_opt, D_opt and D/N against FLOP; None
-    with fewer than two usable budgets. flags: what casts doubt; warnings: what the numbers mean is open; both in words.
+    """Budgets with their minima and the laws through the usable ones.
+
+    params_law, tokens_law, ratio_law: N_opt, D_opt and D/N against FLOP; None with fewer than two usable budgets. flags: what casts
+    doubt on the numbers; warnings: what leaves open what they mean; both in words.
     """
 
     table: FitTable

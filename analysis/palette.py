@@ -7,6 +7,8 @@ from collections.abc import Sequence
 PARAMETRIZATION_COLOURS = {"mup": "#0072B2", "sp": "#D55E00"}
 OTHER_COLOURS = ("#009E73", "#CC79A7", "#56B4E9", "#000000")
 GREY = "#666666"
+APPROACH_COLOURS = {1: "#D55E00", 2: "#0072B2", 3: "#009E73"}
+"""Of the three approaches to the compute-optimal size."""
 
 
 def sequential(count: int) -> list[tuple[float, float, float, float]]:
