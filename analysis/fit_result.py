@@ -25,6 +25,7 @@ from analysis.results import Interval, html_table, json_safe, text_table
 from scaling.errors import DataError, Fault
 
 if TYPE_CHECKING:
+    from analysis.fit_left_out import LeftOutSizes
     from analysis.fit_rollout import Comparison
 
 FLOP_PER_PARAM_TOKEN = 6.0
@@ -215,6 +216,12 @@ class ScalingLawFit:
         values = self.law.public(minima.theta[minima.converged], self.fitted.x.centres)
         shared = "" if groups is None else f" of {len(np.unique(groups))} levels of {by or 'group'}"
         return Draws(kind + shared, values, self.law.parameters, int((~minima.converged).sum()), self.level)
+
+    def leave_out(self, by: str = "params") -> LeftOutSizes:
+        """Errors of each level of a size when the law is fitted to the others; see analysis.fit_left_out."""
+        from analysis.fit_left_out import leave_out
+
+        return leave_out(self, by)
 
     def _sizes(self, sizes: Mapping[str, Any]) -> dict[str, Array]:
         faults = [

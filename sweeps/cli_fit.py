@@ -57,6 +57,10 @@ def fit_command(
             show_default=False,
         ),
     ] = None,
+    leave_out: Annotated[
+        str | None,
+        typer.Option(help="Also predict each level of this size from the others: params, tokens or flops.", show_default=False),
+    ] = None,
     level: Annotated[float, typer.Option(help="Of the intervals.")] = 0.9,
     save: Annotated[Path | None, typer.Option(help="Write the fit here, for analysis.fit.load_fit.", show_default=False)] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
@@ -80,14 +84,14 @@ def fit_command(
     predictions = [result.predict(**point)[0] for point in points]
     splits = [result.optimal(flops) for flops in optimal or ()]
     draws = result.bootstrap(drawn[0], drawn[1], by=drawn[2]) if drawn else None
+    left_out = result.leave_out(leave_out) if leave_out is not None else None
     if save is not None:
         result.save(save)
     document = _document(result, predictions, splits, draws)
-    answer(
-        document,
-        lambda: "\n".join([str(result), *map(str, [*predictions, *splits]), *(_draws_text(draws) if draws else [])]),
-        json,
-    )
+    if left_out is not None:
+        document["left_out"] = left_out.to_dict()
+    more = [*(_draws_text(draws) if draws else []), *([str(left_out)] if left_out else [])]
+    answer(document, lambda: "\n".join([str(result), *map(str, [*predictions, *splits]), *more]), json)
     return OK if document["trusted"] else NOT_OK
 
 

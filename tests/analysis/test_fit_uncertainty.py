@@ -9,6 +9,7 @@ import pytest
 from scipy.stats import t as student
 
 from analysis.fit import fit, load_fit_table
+from analysis.fit_left_out import hull_distances
 from analysis.fit_rollout import compare_laws, roll_out
 from analysis.fit_simulation import Design, coverage, simulate
 from analysis.fit_table import FitTable
@@ -122,6 +123,57 @@ def test_a_roll_out_predicts_what_it_did_not_fit() -> None:
         assert cut.fitted == int((table.columns["flops"] <= cut.size).sum())
     spoiled = FitTable(table.columns, np.where(table.columns["flops"] > score.cuts[-1].size, 2 * table.loss, table.loss))
     assert roll_out(spoiled, "chinchilla").cuts[-1].mean_error > 0.5
+
+
+def test_the_better_of_two_laws_is_told_from_chance_by_a_paired_bootstrap() -> None:
+    """Both laws miss the same large runs; what counts is the gap, which is surer than either score."""
+    table = simulate(Design(50, "huber-log", noise=0.002), np.random.default_rng(0))
+    best, close, worse = compare_laws(table, ["chinchilla", "coupled", "power-flops"]).scores
+    assert best.interval[0] < best.error < best.interval[1]
+    assert worse.law == "power-flops"
+    assert worse.behind[0] > 0
+    assert worse.better == 0
+    assert np.ptp(close.behind) < np.ptp(close.interval)
+    assert "behind the best by" in str(compare_laws(table, ["chinchilla", "power-flops"]))
+
+
+def test_few_large_sizes_give_a_score_no_interval() -> None:
+    table = simulate(Design(16, "huber-log", noise=0.002), np.random.default_rng(0))
+    assert all(np.isnan(score.interval[0]) for score in compare_laws(table, ["chinchilla", "power-flops"]).scores)
+
+
+def test_a_size_left_out_is_predicted_from_the_others() -> None:
+    """What is said of a level must not have seen it: its losses doubled, its error is log 2 more, and the law stays."""
+    table = simulate(Design(50, "huber-log"), np.random.default_rng(0))
+    largest = table.columns["params"] == table.columns["params"].max()
+    plain = fit(table).leave_out("params")
+    spoiled = fit(FitTable(table.columns, np.where(largest, 2 * table.loss, table.loss))).leave_out("params")
+    assert [level.rows for level in plain.levels] == [10] * 5
+    assert plain.levels[-1].mean_error < 0.02
+    assert spoiled.levels[-1].mean_error == pytest.approx(np.log(2), abs=0.02)
+    assert spoiled.levels[-1].mean_error > spoiled.levels[-1].fitted_error
+
+
+def test_left_out_errors_are_told_by_distance_from_the_other_runs() -> None:
+    found = fit(simulate(Design(50, "huber-log"), np.random.default_rng(0))).leave_out("params")
+    middle, edges = found.levels[1:-1], (found.levels[0], found.levels[-1])
+    assert all(level.distance == 0 for level in middle)
+    assert all(level.distance == pytest.approx(0.5, abs=1e-6) for level in edges)
+    assert [(above, rows) for above, _, rows, _ in found.by_distance()] == [(0.0, 30), (0.3, 20)]
+    assert found.error > found.fitted_error
+
+
+def test_distances_are_from_the_convex_hull() -> None:
+    square = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+    points = np.array([[0.5, 0.5], [2.0, 0.5], [2.0, 2.0], [0.0, 1.0]])
+    assert hull_distances(points, square) == pytest.approx([0, 1, np.sqrt(2), 0], abs=1e-6)
+    assert hull_distances(points[:1], np.array([[0.0, 0.0], [1.0, 0.0]])) == pytest.approx([0.5], abs=1e-6)
+
+
+def test_a_size_that_cannot_be_left_out_is_refused() -> None:
+    found = fit(simulate(Design(16, "huber-log"), np.random.default_rng(0)))
+    with pytest.raises(DataError, match="choose from: params, tokens, flops"):
+        found.leave_out("width")
 
 
 def test_auto_chooses_by_the_roll_out() -> None:

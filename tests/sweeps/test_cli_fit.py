@@ -129,6 +129,13 @@ def test_a_wild_bootstrap_names_what_shares_a_weight(call: Any, runs: Path) -> N
     assert "no column width" in err
 
 
+def test_left_out_sizes_stand_in_the_document(call: Any, runs: Path) -> None:
+    _, text, _ = call("fit", runs, *COLUMNS, "--leave-out", "params", "--json")
+    left_out = json.loads(text)["left_out"]
+    assert len(left_out["levels"]) == 4
+    assert left_out["error"] > left_out["fitted_error"] > 0
+
+
 def test_auto_prints_the_comparison(call: Any, runs: Path) -> None:
     code, text, _ = call("fit", runs, *COLUMNS, "--law", "auto", "--json")
     document = json.loads(text)
