@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ import numpy as np
 
 from analysis.fit import fit
 from analysis.fit_result import FLOP_PER_PARAM_TOKEN, Estimate, ScalingLawFit, estimates
+from analysis.fit_search import DELTA
 from analysis.fit_table import FLOP_TOLERANCE, FitTable, load_fit_table
 from analysis.fit_uncertainty import profile
 from analysis.isoflop import TOLERANCE, isoflop
@@ -174,6 +175,7 @@ def compare_approaches(
     *,
     law: str = "chinchilla",
     loss: str = "huber-log",
+    delta: float = DELTA,
     columns: Mapping[str, str] | None = None,
     tolerance: float = TOLERANCE,
     factor: float = FACTOR,
@@ -185,8 +187,8 @@ def compare_approaches(
     """Approaches 1, 2 and 3 on one table, at one budget (FLOP as the table counts them; default: its largest run's).
 
     The first takes training curves where the table has them (columns run_id and several checkpoints a run), else final runs. method,
-    window, points, tolerance: of `isoflop`; law, loss: of `fit`; factor: by which tokens may differ. An approach that the table does not
-    allow says why. Raises DataError with what is wrong with the table or the options.
+    window, points, tolerance: of `isoflop`; law, loss, delta: of `fit`; factor: by which tokens may differ. An approach that the table
+    does not allow says why. Raises DataError with what is wrong with the table or the options.
     """
     if not factor > 1:
         raise DataError(Fault(f"factor {factor:g}", "is no factor above 1", f"for example {FACTOR:g}"))
@@ -195,9 +197,13 @@ def compare_approaches(
     budget = float(rows.columns["flops"].max()) if flops is None else float(flops)
     if not (budget > 0 and np.isfinite(budget)):
         raise DataError(Fault(f"budget {budget:g} FLOP", "is not positive and finite", "give FLOP, such as 1e21"))
-    first, curve = _first(_curves(table, columns, reading), rows, budget, tolerance, level)
+    curves = _curves(table, columns, reading)
+    if curves is not None and len(curves) == len(rows):
+        text = "rows of one run_id are taken for finished runs: without a column step the last checkpoint is not known"
+        rows = replace(rows, warnings=(*rows.warnings, text))
+    first, curve = _first(curves, rows, budget, tolerance, level)
     second, minima = _second(rows, budget, level, {"method": method, "window": window, "points": points, "tolerance": tolerance})
-    parametric = fit(rows, law, loss, level=level)
+    parametric = fit(rows, law, loss, delta, level=level)
     third = _third(parametric, budget)
     taken = [item for item in (first, second, third) if not item.reason]
     pairs = tuple(_agreement(one, two, factor) for one, two in combinations(taken, 2))

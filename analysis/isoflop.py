@@ -137,10 +137,10 @@ def make_budgets(rows: FitTable, over: Over, tolerance: float) -> tuple[list[Bud
         if len(np.unique(rows.columns[size][mine])) < SIZES:
             thin.append(len(mine))
             continue
-        mean = float(np.exp(np.log(flops[mine]).mean()))
+        mean = float(flops[mine].mean())
         log_size, log_other = np.log(rows.columns[size][mine]), np.log(rows.columns[other][mine])
         budgets.append(Budget(mean, log_size, log_other, rows.loss[mine], weights[mine], rows.stderr_known))
-    notes = [f"rows within {100 * tolerance:g} % of the smallest FLOP of a budget belong to it; its FLOP is their geometric mean"]
+    notes = [f"rows within {100 * tolerance:g} % of the smallest FLOP of a budget belong to it; its FLOP is their mean"]
     if thin:
         notes.append(f"{sum(thin)} rows in {len(thin)} budgets of fewer than {SIZES} sizes are in no curve")
     if not budgets:

@@ -10,6 +10,7 @@ import typer
 
 from scaling.errors import ConfigError, Fault, raise_all
 from sweeps.cli_common import NOT_OK, OK, answer
+from sweeps.cli_isoflop import answer_isoflop, isoflop_faults
 
 if TYPE_CHECKING:
     from analysis.fit_result import Draws, Prediction, ScalingLawFit, Split
@@ -61,6 +62,21 @@ def fit_command(
         str | None,
         typer.Option(help="Also predict each level of this size from the others: params, tokens or flops.", show_default=False),
     ] = None,
+    isoflop: Annotated[
+        bool, typer.Option("--isoflop", help="The best size of each compute budget, and approaches 1, 2 and 3 side by side.")
+    ] = False,
+    method: Annotated[
+        str | None, typer.Option(help="Of an IsoFLOP curve: spline (default), parabola or cubic.", show_default=False)
+    ] = None,
+    window: Annotated[
+        float | None, typer.Option(help="Factor of the best size within which the curve is fitted; inf.", show_default=False)
+    ] = None,
+    near_sizes: Annotated[
+        int | None, typer.Option("--points", help="Or that many sizes about the best.", show_default=False)
+    ] = None,
+    tolerance: Annotated[
+        float | None, typer.Option(help="Share of FLOP by which runs of one budget may differ (0.05).", show_default=False)
+    ] = None,
     level: Annotated[float, typer.Option(help="Of the intervals.")] = 0.9,
     save: Annotated[Path | None, typer.Option(help="Write the fit here, for analysis.fit.load_fit.", show_default=False)] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
@@ -70,6 +86,9 @@ def fit_command(
     mapping = dict(_pair("--column", text, "params=N", faults) for text in columns or ())
     points = [_point(text, faults) for text in predict or ()]
     drawn = _bootstrap(bootstrap, faults)
+    own = {"--method": method, "--window": window, "--points": near_sizes, "--tolerance": tolerance}
+    others = {"--predict": predict, "--bootstrap": bootstrap, "--leave-out": leave_out, "--save": save}
+    faults += isoflop_faults(isoflop, own, others)
     raise_all(faults, ConfigError)
     from analysis.fit import fit
 
@@ -80,6 +99,9 @@ def fit_command(
         "parametrization": parametrization,
         "params_include": params_include,
     }
+    if isoflop:
+        fitting = {"law": law, "loss": loss, "delta": delta, "level": level}
+        return answer_isoflop(table, optimal or (), fitting, own, {"columns": mapping, **reading}, json)
     result = fit(table, law, loss, delta, columns=mapping, level=level, **reading)
     predictions = [result.predict(**point)[0] for point in points]
     splits = [result.optimal(flops) for flops in optimal or ()]
