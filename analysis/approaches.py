@@ -204,7 +204,7 @@ def compare_approaches(
     first, curve = _first(curves, rows, budget, tolerance, level)
     second, minima = _second(rows, budget, level, {"method": method, "window": window, "points": points, "tolerance": tolerance})
     parametric = fit(rows, law, loss, delta, level=level)
-    third = _third(parametric, budget)
+    third = law_approach(parametric, budget)
     taken = [item for item in (first, second, third) if not item.reason]
     pairs = tuple(_agreement(one, two, factor) for one, two in combinations(taken, 2))
     warnings = minima.warnings if minima is not None else ()
@@ -256,7 +256,7 @@ def _second(rows: FitTable, flops: float, level: float, options: Mapping[str, An
     return Approach(2, name, found.params_law.exponent, params, tokens, ratio, detail, (*found.flags, *flags)), found
 
 
-def _third(found: ScalingLawFit, flops: float) -> Approach:
+def law_approach(found: ScalingLawFit, flops: float) -> Approach:
     """The law's own split; its budget is turned into 6 N D by what the rows' FLOP are of it."""
     name, columns = f"law {found.law.name}", found.table.columns
     counted = columns["flops"] / (FLOP_PER_PARAM_TOKEN * columns["params"] * columns["tokens"])

@@ -1,7 +1,7 @@
 """IsoFLOP tables of a known Chinchilla surface: how often each method's intervals hold the truth, and how far it is off without noise.
 
 Owns the simulated tables and the figures that docs/isoflop.md prints: `python -m analysis.isoflop_simulation` (`--tables 50` for a quick
-look). Six budgets from 1e18 to 1e21 FLOP, sizes evenly spaced in logs, noise as a share of the loss.
+look, `--others` for approaches 1 and 3). Six budgets from 1e18 to 1e21 FLOP, sizes evenly spaced in logs, noise as a share of the loss.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from analysis.approaches import law_approach
+from analysis.fit import fit
 from analysis.fit_simulation import TRUTH
 from analysis.fit_table import FitTable
 from analysis.isoflop import isoflop
 from analysis.isoflop_curve import METHODS, Method
+from analysis.isoflop_envelope import envelope
 from analysis.laws import Array
 
 BUDGETS = np.geomspace(1e18, 1e21, 6)
@@ -63,6 +66,15 @@ class Design:
             loss = loss * np.exp(self.noise * random.standard_normal(len(loss)))
         return FitTable({"params": params, "tokens": tokens, "flops": flops}, loss)
 
+    def curves(self, random: np.random.Generator) -> FitTable:
+        """Twelve training curves of 40 checkpoints, from 1 to 200 tokens a parameter; a run's noise is its own, not a checkpoint's."""
+        sizes, steps = np.geomspace(1e8, 2e10, 12), np.geomspace(1, 200, 40)
+        params = np.repeat(sizes, len(steps))
+        tokens = params * np.tile(steps, len(sizes))
+        loss = self.losses(params, tokens) * np.exp(np.repeat(self.noise * random.standard_normal(len(sizes)), len(steps)))
+        names = np.repeat([f"run {index}" for index in range(len(sizes))], len(steps))
+        return FitTable({"params": params, "tokens": tokens, "flops": 6 * params * tokens}, loss, groups=names)
+
 
 DESIGNS: Sequence[Design] = (
     Design("alpha = beta, centred", EQUAL),
@@ -78,11 +90,13 @@ DESIGNS: Sequence[Design] = (
 
 @dataclass(frozen=True)
 class Coverage:
-    """Of one design and method. held, held_large: percent of 90 % intervals of a and of N_opt at LARGE that hold the truth; without a law
-    is not held; biases: mean a, and a without noise, minus the truth; width: median width of the interval of a; used: mean usable budgets.
+    """Of one design and method. held, optima, held_large: percent of 90 % intervals of a, of the budgets' N_opt and of N_opt at LARGE that
+    hold the truth (without a law is not held); bias, plain: mean a, and a without noise, minus the truth; width: median width of the
+    interval of a; used: mean of usable budgets.
     """
 
     held: float
+    optima: float
     held_large: float
     bias: float
     plain: float
@@ -91,7 +105,14 @@ class Coverage:
     tables: int
 
     def __str__(self) -> str:
-        cells = [f"{self.held:.1f}", f"{self.held_large:.1f}", f"{self.bias:+.4f}", f"{self.plain:+.4f}", f"{self.width:.3f}"]
+        cells = [
+            f"{self.held:.1f}",
+            f"{self.optima:.1f}",
+            f"{self.held_large:.1f}",
+            f"{self.bias:+.4f}",
+            f"{self.plain:+.4f}",
+            f"{self.width:.3f}",
+        ]
         return " | ".join([*cells, f"{self.used:.1f}"])
 
 
@@ -100,31 +121,62 @@ def coverage(design: Design, method: Method, tables: int, seed: int = 0) -> Cove
     random = np.random.default_rng(seed)
     plain = isoflop(design.table(None), method, surface=False).params_law
     truth = float(design.optimum(LARGE))
-    held, held_large, found, widths, used = [], [], [], [], []
+    held, held_large, found, widths, used, optima = [], [], [], [], [], []
     for _ in range(tables):
         result = isoflop(design.table(random), method, surface=False)
         used.append(len(result.usable))
+        optima += [
+            low <= design.optimum(budget.flops) <= high for budget in result.usable for low, high in [budget.params.interval]
+        ]
         if result.params_law is None:
             held.append(False)
             held_large.append(False)
             continue
-        (low, high), large = result.params_law.exponent.interval, result.params_law.at(LARGE).interval
+        (low, high), ends = result.params_law.exponent.interval, result.params_law.at(LARGE).interval
         held.append(low <= design.exponent <= high)
-        held_large.append(large[0] <= truth <= large[1])
+        held_large.append(ends[0] <= truth <= ends[1])
         found.append(result.params_law.exponent.value)
         widths.append(high - low)
     missed = np.nan if plain is None else plain.exponent.value - design.exponent
-    shares = 100 * float(np.mean(held)), 100 * float(np.mean(held_large))
-    return Coverage(*shares, float(np.mean(found)) - design.exponent, missed, float(np.median(widths)), float(np.mean(used)), tables)
+    a, each, large = (100 * float(np.mean(counted)) for counted in (held, optima, held_large))
+    bias = float(np.mean(found)) - design.exponent
+    return Coverage(a, each, large, bias, missed, float(np.median(widths)), float(np.mean(used)), tables)
+
+
+def others_coverage(design: Design, tables: int, seed: int = 0) -> dict[str, tuple[float, float, float]]:
+    """{approach: (percent of intervals of a held, of N_opt at LARGE held, mean a minus the truth)}, of approaches 1 and 3."""
+    random, truth = np.random.default_rng([seed, 1]), float(design.optimum(LARGE))
+    found: dict[str, list[tuple[bool, bool, float]]] = {
+        "1, lowest run of a budget": [],
+        "1, training curves": [],
+        "3, huber-log": [],
+    }
+    for _ in range(tables):
+        table = design.table(random)
+        laws = (envelope(table, 0.05, 0.9, curves=False), envelope(design.curves(random), 0.05, 0.9, curves=True))
+        third = law_approach(fit(table, starts=12), LARGE)
+        numbers = [(item.params_law.exponent, item.params_law.at(LARGE)) for item in laws] + [(third.exponent, third.params)]
+        for counted, (exponent, large) in zip(found.values(), numbers, strict=True):
+            held = exponent.interval[0] <= design.exponent <= exponent.interval[1]
+            counted.append((held, large.interval[0] <= truth <= large.interval[1], exponent.value - design.exponent))
+    means = {name: np.mean(np.array(counted, dtype=float), axis=0) for name, counted in found.items()}
+    return {name: (100 * float(a), 100 * float(b), float(c)) for name, (a, b, c) in means.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure how often the intervals of IsoFLOP laws hold the truth.")
-    parser.add_argument("--tables", type=int, default=300, help="tables a design")
+    parser.add_argument("--tables", type=int, default=500, help="tables a design")
     parser.add_argument("--seed", type=int, default=0, help="other tables")
+    parser.add_argument("--others", action="store_true", help="approaches 1 and 3 instead, on the centred designs")
     options = parser.parse_args()
-    print(f"| surface, {len(BUDGETS)} budgets | method | a held | N_opt held | bias of a | without noise | width | budgets used |")
-    print("|---|---|---|---|---|---|---|---|")
+    if options.others:
+        print("| surface | approach | a held | N_opt at 1e22 held | bias of a |\n|---|---|---|---|---|")
+        for design in (DESIGNS[1], DESIGNS[5], DESIGNS[6]):
+            for name, (a, large, bias) in others_coverage(design, options.tables, options.seed).items():
+                print(f"| {design.name} | {name} | {a:.1f} | {large:.1f} | {bias:+.4f} |", flush=True)
+        return
+    columns = ["surface", "method", "a held", "a budget's N_opt held", "N_opt at 1e22 held", "bias of a", "without noise"]
+    print(f"| {' | '.join([*columns, 'width', 'budgets used'])} |\n{'|---' * 9}|")
     for design in DESIGNS:
         for method in METHODS:
             print(f"| {design.name} | {method} | {coverage(design, method, options.tables, options.seed)} |", flush=True)
