@@ -186,15 +186,16 @@ def _optimum(budget: Budget, minimum: Minimum, noise: Noise, over: Over) -> Budg
         fall, other, turned = np.nan, np.nan, (-np.inf, np.inf)
     errors = (minimum.stderr, abs(fall) * minimum.stderr)
     pair = [_estimate(place, errors[0], ends), _estimate(other, errors[1], (turned[0], turned[1]))]
-    censored, logs = minimum.censored, budget.log_size
+    censored, logs, reason = minimum.censored, budget.log_size, minimum.reason
     line = minimum.line[0]
     if over == "tokens":
         pair, errors, logs, line = pair[::-1], errors[::-1], budget.log_other, budget.other_at(line)
+        reason = reason.replace("size has", "token count has")
         censored = {"low": "high", "high": "low"}.get(censored, censored) if censored else None  # type: ignore[assignment]
     sampled = (float(np.exp(logs.min())), float(np.exp(logs.max())))
     points, drawn = (np.exp(logs), budget.loss), (np.exp(line), minimum.line[1])
     return BudgetOptimum(
-        budget.flops, pair[0], pair[1], minimum.loss, censored, minimum.reason, sampled, len(sizes), len(budget.loss),
+        budget.flops, pair[0], pair[1], minimum.loss, censored, reason, sampled, len(sizes), len(budget.loss),
         noise.sd / float(np.sqrt(budget.weights.mean())), errors,
         points, drawn,
     )  # fmt: skip
@@ -240,7 +241,7 @@ def _flags(rows: FitTable, optima: Sequence[BudgetOptimum], usable: Sequence[Bud
         flags.append(f"{len(usable)} of {len(optima)} budgets have a minimum between their sizes: a law needs two")
     elif len(usable) == 2:
         flags.append("two budgets have a minimum: whether a power law holds cannot be seen")
-    if len(usable) < 0.5 * len(optima):
+    if 2 <= len(usable) < 0.5 * len(optima):
         flags.append(f"{len(optima) - len(usable)} of {len(optima)} budgets have no minimum between their sizes")
     if len(usable) > 1 and (span := usable[-1].flops / usable[0].flops) < DECADE:
         flags.append(f"budgets span a factor of {span:.3g}, under a decade: exponents are hardly identified")

@@ -186,13 +186,15 @@ def find_minimum(
     budget: Budget, window: Window, polynomial: Polynomial | None, noise: Noise, level: float, draws: int
 ) -> Minimum:
     """The minimum of a budget's curve with its interval, or what can be said instead."""
-    sizes, means = budget.sizes, budget.means
-    best, nothing = int(np.argmin(means)), (np.empty(0), np.empty(0))
-    lowest = float(means[best])
-    if best in (0, len(sizes) - 1):
-        low = best == 0
+    sizes, means, nothing = budget.sizes, budget.means, (np.empty(0), np.empty(0))
+    best, lowest = int(np.argmin(means)), float(means.min())
+    flat = "the curve is too flat for its noise: any of its sizes may be the best"
+    if best in (0, len(sizes) - 1) or means[-1] == lowest:
+        end = _inner_end(budget, noise, level)
+        if end is None:
+            return Minimum(np.nan, np.nan, (-np.inf, np.inf), lowest, "unresolved", nothing, flat)
+        low, interval = best == 0, (-np.inf, end) if best == 0 else (end, np.inf)
         reason = f"the {'smallest' if low else 'largest'} size has the lowest loss"
-        interval = (-np.inf, float(sizes[1])) if low else (float(sizes[-2]), np.inf)
         return Minimum(float(sizes[best]), np.nan, interval, lowest, "low" if low else "high", nothing, reason)
     found = _spline(budget, noise, level, draws) if window.method == "spline" else _slope_zero(polynomial, noise, level)
     if found is None:
@@ -203,9 +205,21 @@ def find_minimum(
         return Minimum(np.nan, np.nan, (-np.inf, np.inf), lowest, "unresolved", nothing, reason)
     place, stderr, interval, line = found
     if np.isinf(interval[0]) and np.isinf(interval[1]):
-        reason = "the curve is too flat for its noise: any of its sizes may be the best"
-        return Minimum(np.nan, np.nan, interval, lowest, "unresolved", line, reason)
+        return Minimum(np.nan, np.nan, interval, lowest, "unresolved", line, flat)
     return Minimum(place, stderr, interval, float(np.interp(place, *line)), None, line)
+
+
+def _inner_end(budget: Budget, noise: Noise, level: float) -> float | None:
+    """For a lowest loss at an edge: the first size beyond all that the noise does not tell from it; None where that is every size."""
+    from scipy.stats import t as student
+
+    sizes, means, weights = budget.sizes, budget.means, budget.size_weights
+    best = int(np.argmin(means))
+    sd = noise.sd if np.isfinite(noise.sd) else 0.0
+    margin = float(student.ppf(level, noise.freedom)) * sd * np.sqrt(1 / weights + 1 / weights[best]) if sd > 0 else 0.0
+    alike = np.flatnonzero(means - means[best] <= margin)
+    beyond = int(alike.max()) + 1 if best == 0 else int(alike.min()) - 1
+    return float(sizes[beyond]) if 0 <= beyond < len(sizes) else None
 
 
 Found = tuple[float, float, Interval, tuple[Array, Array]]
