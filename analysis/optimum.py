@@ -226,8 +226,7 @@ def _with_kin(
             optima.append(alone[at])
             continue
         rise = rise_of([draws for other in kin if (draws := alone[other].steepness) is not None])
-        informed = likelihood(cell.data, cell.sigmas, rise)
-        optima.append(conclude(item, informed, log_sigma, source, shapes_of([shapes[other] for other in kin])))
+        optima.append(conclude(item, cell.under(rise), log_sigma, source, shapes_of([shapes[other] for other in kin])))
     return optima
 
 

@@ -12,7 +12,8 @@ intervals honest where the noise is small.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -161,7 +162,13 @@ class Likelihood:
     """One for each noise value."""
     block_levels: Array
     """Levels of the blocks (seeds) about their mean, nats."""
+    curves: Array = field(repr=False)
+    """Every shape at every optimum, in units of k at the learning rates; shape (optima x shapes, rates)."""
     rise: Rise = UNKNOWN_RISE
+
+    def under(self, rise: Rise) -> Likelihood:
+        """The same runs, with something known of k beforehand."""
+        return replace(self, table=_log_table(self.curves, self.forms, rise).reshape(self.table.shape), rise=rise)
 
     def posterior(self, log_prior_sigma: Array, log_shape: Array | None = None) -> Array:
         """Density over the grid, sum 1, under `log_shape` or the library's prior weights."""
@@ -174,22 +181,38 @@ class Likelihood:
         return np.asarray(density / density.max())
 
 
+SURE = 8.0
+"""Standard deviations from which a rise is above 0 for certain: log Phi(8) is -6e-16."""
+
+
 def likelihood(data: CellData, sigmas: Array, rise: Rise = UNKNOWN_RISE) -> Likelihood:
     """Evaluate the grid; some ten milliseconds."""
-    from scipy.special import log_ndtr
-
     optima = _optima(data)
     u = data.rates - optima[:, None]
     curves = np.stack([shape(u) for shape in library()[0]], axis=1).reshape(-1, len(data.rates))
     means, levels = additive_fit(data.log2_lr, data.loss, data.block)
     sums = Sums.of(data)
     forms = tuple(reduce_data(sums, float(sigma), means - means.min()) for sigma in sigmas)
-    table = np.empty((len(curves), len(sigmas)))
-    for index, form in enumerate(forms):
-        square = np.maximum(((curves @ form.square) * curves).sum(axis=1) + rise.precision, 1e-300)
-        gain = (curves @ form.cross + rise.precision * rise.mean) / np.sqrt(square)
-        table[:, index] = form.log_constant - 0.5 * form.total + 0.5 * gain**2 + log_ndtr(gain) - 0.5 * np.log(square)
-    return Likelihood(data, optima, sigmas, table.reshape(len(optima), -1, len(sigmas)), forms, levels, rise)
+    table = _log_table(curves, forms, rise).reshape(len(optima), -1, len(sigmas))
+    return Likelihood(data, optima, sigmas, table, forms, levels, curves, rise)
+
+
+def _log_table(curves: Array, forms: Sequence[Reduced], rise: Rise) -> Array:
+    """Log likelihood of every curve (rows) at every noise (columns), k integrated out over k > 0."""
+    from scipy.special import log_ndtr
+
+    # One product for all noise values: a quadratic form is linear in the products of the curve's values.
+    first, second = np.triu_indices(curves.shape[1])
+    factor = np.where(first == second, 1.0, 2.0)[:, None]
+    square = (curves[:, first] * curves[:, second]) @ (factor * np.stack([form.square[first, second] for form in forms], axis=1))
+    square = np.maximum(square + rise.precision, 1e-300)
+    gain = curves @ np.stack([form.cross for form in forms], axis=1) + rise.precision * rise.mean
+    gain /= np.sqrt(square)
+    constant = np.array([form.log_constant - 0.5 * form.total for form in forms])
+    table = constant + 0.5 * gain**2 - 0.5 * np.log(square)
+    near = gain < SURE
+    table[near] += log_ndtr(gain[near])
+    return np.asarray(table)
 
 
 def _optima(data: CellData) -> Array:

@@ -4,7 +4,8 @@ Owns TransferFit and its verdict. Let s be the slope of log2 LR* on log2(size), 
 the best LR of the smallest, over the best loss of the largest. With 90 % intervals:
 
     transfers     the interval of s lies inside +-slope_tolerance and the regret's upper end is below regret_tolerance
-    drifts        the interval of s lies outside of it, on one side
+    drifts        the interval of s lies outside of it, on one side, or the regret's lower end is above regret_tolerance:
+                  the optimum moves, or the smallest size's is shown not to serve the largest
     inconclusive  otherwise, with what would decide
 
 The default tolerance is a quarter of an octave a doubling: exponents in theory are multiples of 1/2 (Yang et al. 2203.03466,
@@ -16,11 +17,12 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 
+from analysis.across_sizes import AcrossSizes, across_sizes
 from analysis.optimum import CellOptimum, cell_optima
 from analysis.results import (
     UNKNOWN,
@@ -87,6 +89,8 @@ class TransferFit:
     slope_tolerance: float = SLOPE_TOLERANCE
     regret_tolerance: float = REGRET_TOLERANCE
     line: SlopeFit | None = field(default=None, repr=False, compare=False)
+    across: AcrossSizes | None = field(default=None, repr=False, compare=False)
+    """What the sizes say of each other beside where the optimum is; None without the runs."""
 
     @property
     def quantity(self) -> str:
@@ -123,6 +127,7 @@ class TransferFit:
                     },
                     "scatter": self.line.scatter if self.line else math.nan,
                     "optima": optima,
+                    "across_sizes": self.across.to_dict() if self.across else None,
                     "reasons": self.reasons,
                     "notes": self.notes,
                 }
@@ -140,6 +145,8 @@ class TransferFit:
             text = f"the best {self.quantity} transfers across {sizes}: it stays at {centre} ({slope})"
         elif self.verdict == "drifts":
             text = f"the best {self.quantity} drifts with {self.axis} across {sizes}: by {slope}"
+            if not _outside(self.slope.interval, self.slope_tolerance):
+                text = f"the best {self.quantity} does not transfer across {sizes} ({slope})"
         else:
             known = f" ({slope})" if math.isfinite(self.slope.value) else ""
             text = f"whether the best {self.quantity} transfers across {sizes} is not decided{known}"
@@ -196,11 +203,13 @@ class TransferFit:
             ),
             None,
         )
+        lines += [f"  {line}" for line in (self.across.lines() if self.across else ())]
         return "\n".join([*lines, *([noise] if noise else []), *(f"  note: {note}" for note in self.notes), *flags])
 
     def _repr_html_(self) -> str:
         reasons = "".join(f"<li>{html.escape(reason)}</li>" for reason in (*self.reasons, *self.notes))
-        return f"<p><b>{html.escape(self.sentence())}</b></p><ul>{reasons}</ul>{html_table(*self._rows())}"
+        across = "".join(f"<li>{html.escape(line)}</li>" for line in (self.across.lines() if self.across else ()))
+        return f"<p><b>{html.escape(self.sentence())}</b></p><ul>{reasons}</ul>{html_table(*self._rows())}<ul>{across}</ul>"
 
 
 def transfer(
@@ -214,7 +223,9 @@ def transfer(
     differ in them; default: those with most sizes. Raises DataError for an unknown axis or reference.
     """
     tolerances = {"slope_tolerance": slope_tolerance, "regret_tolerance": regret_tolerance}
-    return transfer_of_optima(cell_optima(table), axis=axis, reference=reference, at=at, **tolerances)
+    fits = transfer_of_optima(cell_optima(table), axis=axis, reference=reference, at=at, **tolerances)
+    by_kind = {str(kind): rows for kind, rows in table.frame.groupby("parametrization")}
+    return {kind: replace(fit, across=across_sizes(by_kind[kind], axis, fit.optima)) for kind, fit in fits.items()}
 
 
 def transfer_of_optima(
@@ -307,13 +318,19 @@ def _verdict(
 ) -> tuple[Verdict, list[str]]:
     slope_tolerance, regret_tolerance = tolerances
     usable = [item for item in optima if item.usable]
+    low, high = interval
+    if _outside(interval, slope_tolerance) and len(usable) >= MIN_SIZES:
+        words = f"the slope's interval {interval_text(interval)} lies outside +-{number(slope_tolerance)} octaves per doubling"
+        return "drifts", [words]
+    if regret.relative_interval[0] > regret_tolerance:
+        least = "diverges" if math.isinf(regret.value) else f"costs at least {number(100 * regret.relative_interval[0])} %"
+        where = f"the optimum of {axis} {number(regret.reference)} {least} at {number(regret.target)}"
+        words = f"{where}, and {number(100 * regret_tolerance)} % is tolerated"
+        return "drifts", [words]
     if len(usable) < MIN_SIZES:
         words = f"{len(usable)} of {len(optima)} {_several(axis)} have an interior optimum, at least {MIN_SIZES} are needed"
         return "inconclusive", [words]
-    low, high = interval
     bounds = f"+-{number(slope_tolerance)} octaves per doubling"
-    if low > slope_tolerance or high < -slope_tolerance:
-        return "drifts", [f"the slope's interval {interval_text(interval)} lies outside {bounds}"]
     flat = -slope_tolerance <= low and high <= slope_tolerance
     cheap = regret.relative_interval[1] < regret_tolerance
     where = "lies inside" if flat else "is not inside"
@@ -327,6 +344,11 @@ def _verdict(
     if censored:
         reasons.append(f"{axis} {', '.join(censored)}: the optimum is not interior, so nothing is shown to transfer there")
     return ("transfers" if flat and cheap and not censored else "inconclusive"), reasons
+
+
+def _outside(interval: Interval, tolerance: float) -> bool:
+    """Whether the interval lies beyond the tolerance, on one side."""
+    return interval[0] > tolerance or interval[1] < -tolerance
 
 
 def _cures(
