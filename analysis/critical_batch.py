@@ -151,6 +151,7 @@ class CriticalBatchFit(LawFit):
     """
 
     definition: str
+    definitions: Mapping[str, Definition]
     unit: str
     curves: tuple[SizeCurve, ...]
     laws: Mapping[str, Mapping[tuple[str, ...], PowerLaw]]
@@ -172,7 +173,14 @@ class CriticalBatchFit(LawFit):
         return CriticalBatch(dict(sizes), law.predict(**sizes)[0], self.definition, self.unit, tuple(flags))
 
     def tables(self) -> list[Table]:
-        head = ["size", "runs", "S_min", "B_n", f"{100 * self.level:g} % interval", *self.laws]
+        head = [
+            "size",
+            "runs",
+            "S_min",
+            "B_n",
+            f"{100 * self.level:g} % interval",
+            *(item.head for item in self.definitions.values()),
+        ]
         rows = []
         for curve in self.curves:
             cells = [curve.noise_scale.cells()[index] for index in (0, 2)]
@@ -261,7 +269,7 @@ def fit_critical_batch(
     success = all(curve.converged for curve in curves) and all(item.success for found in laws.values() for item in found.values())
     return CriticalBatchFit(
         "critical-batch", FORMULA, SOURCE, level, params, objective, starts, success, tuple(flags), (*table.notes, *table.warnings),
-        chosen, table.unit, tuple(curves), laws, regressors,
+        chosen, definitions, table.unit, tuple(curves), laws, regressors,
     )  # fmt: skip
 
 

@@ -17,6 +17,8 @@ from scaling.errors import DataError, Fault
 DELTA = 1e-3
 """Huber's knee in log loss, Hoffmann et al. 2022."""
 STARTS = 32
+OTHER_LAWS = ("critical-batch", "lr-batch", "multi-power")
+"""Laws of something else than the final loss of a run: analysis.other_laws."""
 SAME = 1e-6
 """Starts whose objective lies within this share of the lowest one have reached the optimum."""
 
@@ -34,7 +36,7 @@ def checked_law(law: str | Law) -> Law:
     if isinstance(law, Law):
         return law
     if law not in LAWS:
-        raise DataError(Fault(f"law {law!r}", "is not known", f"choose from: auto, {', '.join(LAWS)}"))
+        raise DataError(Fault(f"law {law!r}", "is not known", f"choose from: auto, {', '.join((*LAWS, *OTHER_LAWS))}"))
     return LAWS[law]
 
 

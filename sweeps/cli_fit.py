@@ -10,12 +10,14 @@ import typer
 
 from scaling.errors import ConfigError, Fault, raise_all
 from sweeps.cli_common import NOT_OK, OK, answer
+from sweeps.cli_fit_other import OTHER_LAWS, answer_other, unread_faults
 from sweeps.cli_isoflop import answer_isoflop, isoflop_faults
 
 if TYPE_CHECKING:
     from analysis.fit_result import Draws, Prediction, ScalingLawFit, Split
 
 BOOTSTRAPS = ("pairs", "residuals", "groups", "wild")
+PLOTS = (".png", ".svg", ".pdf")
 
 
 def register(app: typer.Typer) -> None:
@@ -77,18 +79,36 @@ def fit_command(
     tolerance: Annotated[
         float | None, typer.Option(help="Share of FLOP by which runs of one budget may differ (0.05).", show_default=False)
     ] = None,
+    options: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--option", help="Of the laws critical-batch, lr-batch, multi-power: --option definition=256.", show_default=False
+        ),
+    ] = None,
     level: Annotated[float, typer.Option(help="Of the intervals.")] = 0.9,
     save: Annotated[Path | None, typer.Option(help="Write the fit here, for analysis.fit.load_fit.", show_default=False)] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Draw runs, law, residuals and profiles: FILE.png, .svg or .pdf.", show_default=False),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> int:
     """Fit a scaling law: parameters, predictions and the compute-optimal split with intervals, and whether to trust them."""
     faults: list[Fault] = []
     mapping = dict(_pair("--column", text, "params=N", faults) for text in columns or ())
-    points = [_point(text, faults) for text in predict or ()]
+    other_law = law in OTHER_LAWS
+    points = [_point(text, faults) for text in predict or () if not other_law]
     drawn = _bootstrap(bootstrap, faults)
+    if other_law:
+        faults += unread_faults(
+            law, {"--optimal": optimal, "--bootstrap": bootstrap, "--leave-out": leave_out, "--isoflop": isoflop, "--plot": plot}
+        )
+    elif options:
+        faults.append(Fault("--option", f"does not apply to the law {law}", f"it is for {', '.join(OTHER_LAWS)}"))
     own = {"--method": method, "--window": window, "--points": near_sizes, "--tolerance": tolerance}
-    others = {"--predict": predict, "--bootstrap": bootstrap, "--leave-out": leave_out, "--save": save}
+    others = {"--predict": predict, "--bootstrap": bootstrap, "--leave-out": leave_out, "--save": save, "--plot": plot}
     faults += isoflop_faults(isoflop, own, others)
+    _plot_faults(plot, faults)
     raise_all(faults, ConfigError)
     from analysis.fit import fit
 
@@ -99,6 +119,9 @@ def fit_command(
         "parametrization": parametrization,
         "params_include": params_include,
     }
+    if other_law:
+        fitting = {"loss": loss, "delta": delta, "level": level, "columns": mapping, **reading}
+        return answer_other(table, law, fitting, options or (), predict or (), save, json)
     if isoflop:
         fitting = {"law": law, "loss": loss, "delta": delta, "level": level}
         return answer_isoflop(table, optimal or (), fitting, own, {"columns": mapping, **reading}, json)
@@ -109,6 +132,10 @@ def fit_command(
     left_out = result.leave_out(leave_out) if leave_out is not None else None
     if save is not None:
         result.save(save)
+    if plot is not None:
+        from analysis.fit_plots import figure_fit
+
+        figure_fit(result).savefig(plot, dpi=150)
     document = _document(result, predictions, splits, draws)
     if left_out is not None:
         document["left_out"] = left_out.to_dict()
@@ -162,6 +189,16 @@ def _point(text: str, faults: list[Fault]) -> dict[str, float]:
             if value:
                 faults.append(Fault(f"--predict {text}", f"{value!r} is not a number", "for example params=7e10"))
     return point
+
+
+def _plot_faults(plot: Path | None, faults: list[Fault]) -> None:
+    """Said before the fit, not after it."""
+    if plot is None:
+        return
+    if plot.suffix.lower() not in PLOTS:
+        faults.append(Fault(f"--plot {plot}", "is no kind of figure", f"end the name in {', '.join(PLOTS)}"))
+    if not plot.parent.is_dir():
+        faults.append(Fault(f"--plot {plot}", f"the folder {plot.parent} does not exist", "make it, or name another"))
 
 
 def _bootstrap(text: str | None, faults: list[Fault]) -> tuple[Any, int, str | None] | None:
