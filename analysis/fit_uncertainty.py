@@ -11,7 +11,7 @@ that ratio.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -115,16 +115,24 @@ class Fitted:
         return np.asarray(inverse * square / slope**2), np.asarray((vectors[:, ~seen] / scale[:, None]).T)
 
 
+def printed(law: Law, centres: Mapping[str, float]) -> Quantities:
+    """The parameters as papers print them; logs of the positive ones, in which their intervals are sought."""
+    logs = [name in law.positive for name in law.parameters]
+
+    def quantities(theta: Array) -> Array:
+        public = law.public(theta, centres)
+        return np.where(logs, np.log(np.maximum(public, 1e-300)), public)
+
+    return quantities
+
+
 def gradients(quantities: Quantities, theta: Array, chosen: Index | None = None) -> Array:
-    """Gradient of every quantity (S, m, p), or of one for each member (S, p), by central differences."""
-    p, step = theta.shape[1], 1e-5
-    parts = []
-    for index in range(p):
-        shift = np.zeros(p)
-        shift[index] = step
-        difference = (quantities(theta + shift) - quantities(theta - shift)) / (2 * step)
-        parts.append(difference if chosen is None else difference[np.arange(len(theta)), chosen])
-    return np.stack(parts, axis=-1)
+    """Gradient of every quantity (S, m, p), or of one for each member (S, p), by central differences, all in one call."""
+    count, p = theta.shape
+    shifts = 1e-5 * np.concatenate([np.eye(p), -np.eye(p)])
+    values = quantities((theta[None] + shifts[:, None]).reshape(-1, p)).reshape(2, p, count, -1)
+    slopes = (values[0] - values[1]) / 2e-5
+    return np.moveaxis(slopes, 0, -1) if chosen is None else slopes[:, np.arange(count), chosen].T
 
 
 def widening(fitted: Fitted, quantities: Quantities, stderr: Array) -> Array:
@@ -138,7 +146,7 @@ def widening(fitted: Fitted, quantities: Quantities, stderr: Array) -> Array:
 @dataclass(frozen=True, eq=False)
 class Profile:
     """Intervals of quantities (units of `Quantities`), standard errors, and a lower minimum if one was met on the way; wider: the ratio
-    by which the bootstrap of pairs widened each.
+    by which the bootstrap of pairs widened each; curves: the profiles themselves, None where no row is left to judge by.
     """
 
     values: Array
@@ -146,6 +154,7 @@ class Profile:
     intervals: tuple[Interval, ...]
     better: Array | None
     wider: Array
+    curves: Curves | None = None
 
 
 def profile(fitted: Fitted, quantities: Quantities, level: float = LEVEL) -> Profile:
@@ -166,11 +175,11 @@ def profile(fitted: Fitted, quantities: Quantities, level: float = LEVEL) -> Pro
     far = walk.go(np.array(sorted({index for index, _ in open_ends}), dtype=int), FAR) if open_ends else None
     curves = near if far is None else near.join(far)
     intervals = tuple((curves.end(index, -1, reach[index]), curves.end(index, 1, reach[index])) for index in range(len(values)))
-    return Profile(values, np.where(unknown, np.nan, stderr * wider), intervals, curves.better(), wider)
+    return Profile(values, np.where(unknown, np.nan, stderr * wider), intervals, curves.better(), wider, curves)
 
 
 @dataclass(frozen=True, eq=False)
-class _Curves:
+class Curves:
     """Points of the profiles: which quantity, which side, value attained, signed root of the rise, in t units."""
 
     values: Array
@@ -180,13 +189,13 @@ class _Curves:
     root: Array
     theta: Array
 
-    def join(self, other: _Curves) -> _Curves:
+    def join(self, other: Curves) -> Curves:
         pairs = zip(
             (self.index, self.side, self.attained, self.root, self.theta),
             (other.index, other.side, other.attained, other.root, other.theta),
             strict=True,
         )
-        return _Curves(self.values, *(np.concatenate(pair) for pair in pairs))
+        return Curves(self.values, *(np.concatenate(pair) for pair in pairs))
 
     def _line(self, index: int, side: int) -> tuple[Array, Array]:
         """Distance from the fitted value and root along one side, both rising."""
@@ -198,6 +207,12 @@ class _Curves:
         root = np.minimum.accumulate(root[::-1])[::-1]
         keep = np.concatenate([[True], (np.diff(distance) > 1e-12) & (np.diff(np.maximum.accumulate(root)) > 1e-9)])
         return distance[keep], root[keep]
+
+    def points(self, index: int) -> tuple[Array, Array]:
+        """Values of one quantity, rising, and how far the objective has risen there, as its root in t units; 0 at the fit."""
+        (below, down), (above, up) = self._line(index, -1), self._line(index, 1)
+        values = np.concatenate([self.values[index] - below[:0:-1], self.values[index] + above])
+        return values, np.concatenate([down[:0:-1], up])
 
     def reached(self, index: int, side: int) -> float:
         return float(self._line(index, side)[1].max())
@@ -224,7 +239,7 @@ class _Walk:
     toward: Array
     unit: float
 
-    def go(self, chosen: Index, steps: Sequence[float]) -> _Curves:
+    def go(self, chosen: Index, steps: Sequence[float]) -> Curves:
         """Best fits with each chosen quantity pulled to points that many standard errors away on both sides."""
         signed = np.array([side * step for side in (-1, 1) for step in steps])
         index, away = np.repeat(chosen, len(signed)), np.tile(signed, len(chosen))
@@ -252,7 +267,7 @@ class _Walk:
         objective = np.sum(f.weights * final.rho(final.residual(predicted, f.observed)), axis=1)
         rise = (objective[:-1] - objective[-1]) / max(self.unit, 1e-300)
         root = np.sign(rise) * np.sqrt(np.abs(rise))
-        return _Curves(self.values, index, np.sign(away).astype(np.intp), attained, root, theta)
+        return Curves(self.values, index, np.sign(away).astype(np.intp), attained, root, theta)
 
 
 def bootstrap(fitted: Fitted, kind: Kind, draws: int, seed: int = 0, groups: Array | None = None) -> Minima:
