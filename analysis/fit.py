@@ -11,16 +11,16 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
 from analysis.fit_engine import Loss
 from analysis.fit_guards import OUTLIERS, bound_flags, correlation_flags, interval_flags, outlier_flags, search_flags, table_flags
 from analysis.fit_result import Draws, Estimate, Prediction, ScalingLawFit, Split, estimates
-from analysis.fit_search import DELTA, STARTS, Search, Starts, checked_law, checked_loss, search_minimum, unit_weights
+from analysis.fit_search import DELTA, OTHER_LAWS, STARTS, Search, Starts, checked_law, checked_loss, search_minimum, unit_weights
 from analysis.fit_table import FitTable, load_fit_table
-from analysis.fit_uncertainty import LEVEL, Fitted, Profile, gradients, profile, without_largest
+from analysis.fit_uncertainty import LEVEL, Fitted, Profile, gradients, printed, profile, without_largest
 from analysis.laws import LAWS, Array, Inputs, Law
 from analysis.results import Interval
 from scaling.errors import DataError, Fault
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import pandas as pd
+
+    from analysis.critical_batch import CriticalBatchFit
+    from analysis.lr_batch_result import LrBatchFit
+    from analysis.schedule_result import MultiPowerFit
 
 __all__ = ["Draws", "Estimate", "FitTable", "Prediction", "ScalingLawFit", "Split", "Starts", "fit", "load_fit", "load_fit_table"]
 
@@ -56,6 +60,16 @@ def load_fit(path: Path | str) -> ScalingLawFit:
     return _conclude(law, table, loss, search, state["level"])
 
 
+@overload
+def fit(table: Path | str | pd.DataFrame, law: Literal["critical-batch"], *args: Any, **options: Any) -> CriticalBatchFit: ...
+@overload
+def fit(table: Path | str | pd.DataFrame, law: Literal["lr-batch"], *args: Any, **options: Any) -> LrBatchFit: ...
+@overload
+def fit(table: Path | str | pd.DataFrame, law: Literal["multi-power"], *args: Any, **options: Any) -> MultiPowerFit: ...
+@overload
+def fit(
+    table: Path | str | pd.DataFrame | FitTable, law: str | Law = "chinchilla", *args: Any, **options: Any
+) -> ScalingLawFit: ...
 def fit(
     table: Path | str | pd.DataFrame | FitTable,
     law: str | Law = "chinchilla",
@@ -67,13 +81,21 @@ def fit(
     starts: int = STARTS,
     level: float = LEVEL,
     **reading: Any,
-) -> ScalingLawFit:
+) -> Any:
     """Fit a law of analysis.laws.LAWS, or "auto": the one that predicts the largest runs best from the smaller ones.
 
     loss: one of LOSSES; delta: Huber's knee, in log loss for huber-log, in nats for huber. weights (n,): factors of the rows in the sum,
-    such as 1 / stderr^2; a common factor changes nothing but the objective. reading: further keys of `load_fit_table`.
+    such as 1 / stderr^2; a common factor changes nothing but the objective. reading: further keys of `load_fit_table`. The laws of
+    OTHER_LAWS have tables, options and results of their own: docs/batch-size.md, docs/schedule-law.md.
     Raises DataError with everything that is wrong with the table, the law's name or the loss.
     """
+    if law in OTHER_LAWS:
+        from analysis.other_laws import fit_other
+
+        if isinstance(table, FitTable):
+            raise DataError(Fault(f"law {law}", "reads other columns than a FitTable holds", "give the file or DataFrame"))
+        more: dict[str, Any] = {"columns": columns, "weights": weights, "starts": starts, "level": level}
+        return fit_other(table, str(law), loss, delta, **more, **reading)
     rows = load_fit_table(table, columns, **reading)
     if weights is not None:
         given = np.asarray(weights, dtype=np.float64)
@@ -105,11 +127,7 @@ def _conclude(law: Law, table: FitTable, loss: Loss, search: Search, level: floa
     x = Inputs.of({name: table.columns[name] for name in law.columns})
     bounds, weights = law.bounds(float(table.loss.min()), x), unit_weights(table)
     logs = [name in law.positive for name in law.parameters]
-
-    def quantities(theta: Array) -> Array:
-        public = law.public(theta, x.centres)
-        return np.where(logs, np.log(np.maximum(public, 1e-300)), public)
-
+    quantities = printed(law, x.centres)
     for _ in range(3):
         fitted = Fitted(law, x, table.loss, weights, loss, bounds, search.theta).with_draws()
         found = profile(fitted, quantities, level)

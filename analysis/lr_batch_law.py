@@ -36,7 +36,7 @@ from scaling.errors import DataError, Fault
 if TYPE_CHECKING:
     import pandas as pd
 
-OPTIONS = ("method", "window", "by", "batch_by", "tolerance", "draws")
+OPTIONS = ("method", "window", "by", "batch_by", "tolerance", "draws", "left_out")
 METHODS = ("joint", "two-stage")
 SIZES = ("params", "tokens", "flops")
 WINDOW, TOLERANCE = 0.01, 0.0025
@@ -58,6 +58,7 @@ class _Settings:
     window: float
     tolerance: float
     draws: int
+    left_out: bool
     by: tuple[str, ...] | None
     batch_by: tuple[str, ...] | None
 
@@ -87,7 +88,7 @@ def fit_lr_batch(
 
     options: method, "joint" or "two-stage"; window, share of the loss (joint); tolerance, share (two-stage); by, sizes that the
     law reads ("params,tokens", "flops", ...; default: those that the table identifies); batch_by, the same for the batch alone;
-    draws of the bootstrap. Raises DataError.
+    draws of the bootstrap; left_out=False: do not predict each size from the others. Raises DataError.
     """
     settings = _settings(options)
     if isinstance(source, LrBatchTable):
@@ -120,7 +121,7 @@ def fit_lr_batch(
     )
     params = line.params()
     in_sample = excess_losses(table.cells, line.logs(logs))
-    left_out = _left_out(table.cells, logs, free, kept, settings)
+    left_out = _left_out(table.cells, logs, free, kept, settings) if settings.left_out else np.full(len(kept), np.nan)
     scores = (
         Score.of("this law", line.formula(), in_sample),
         Score.of("this law, each size predicted from the others", line.formula(), left_out),
@@ -167,7 +168,15 @@ def _settings(options: Mapping[str, Any]) -> _Settings:
             )
         numbers[name] = value
     by, batch_by = (_names(name, options.get(name)) for name in ("by", "batch_by"))
-    return _Settings(method, float(numbers["window"]), float(numbers["tolerance"]), int(numbers["draws"]), by, batch_by)
+    return _Settings(
+        method,
+        float(numbers["window"]),
+        float(numbers["tolerance"]),
+        int(numbers["draws"]),
+        bool(options.get("left_out", True)),
+        by,
+        batch_by,
+    )
 
 
 def _names(option: str, given: Any) -> tuple[str, ...] | None:
