@@ -27,6 +27,7 @@ from analysis.results import UNKNOWN, Interval
 LEVEL = 0.9
 ROWS_A_PARAMETER, DRAWS = 8, 400
 """Fewer rows than that, and a bootstrap of pairs says more about its own singular resamples than about the noise."""
+CLIP = 2.0
 BLIND = 1e-14
 """Smallest eigenvalue of the scaled curvature that is more than rounding."""
 LEAST_NOISE = 1e-9
@@ -85,9 +86,21 @@ class Fitted:
             return float(np.sqrt(np.sum(self.weights * residual**2) / self.freedom))
         return float(np.sum(np.sqrt(self.weights) * np.abs(residual)) / self.freedom * np.sqrt(np.pi / 2))
 
+    def near_noise(self) -> float:
+        """The noise near the law, on which a robust loss' curvature hangs: `noise`, of which heavy tails are no part.
+
+        Where rows are many, no residual counts for more than CLIP deviations, by the median, as for normal noise clipped there.
+        """
+        if not np.isfinite(self.loss.knee) or len(self.observed) < ROWS_A_PARAMETER * len(self.theta):
+            return self.noise()
+        sizes = np.sqrt(self.weights) * np.abs(self.residuals())
+        middle = np.median(sizes) / norm.ppf(0.75) * np.sqrt(len(sizes) / self.freedom)
+        share = np.sqrt(2 / np.pi) * -np.expm1(-(CLIP**2) / 2) + 2 * CLIP * norm.sf(CLIP)
+        return float(np.sum(np.minimum(sizes, CLIP * middle)) / self.freedom / share)
+
     def moments(self, factor: float = 1.0) -> tuple[float, float]:
         """E[psi^2] and E[psi'] of the loss' slope under normal noise of this scale times a factor."""
-        sigma, knee = factor * max(self.noise(), LEAST_NOISE), self.loss.path[-1].knee
+        sigma, knee = factor * max(self.near_noise(), LEAST_NOISE), self.loss.path[-1].knee
         if not np.isfinite(knee):
             return sigma**2, 1.0
         c = knee / sigma

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import norm as normal
 from scipy.stats import t as student
 
 from analysis.fit import fit, load_fit_table
@@ -47,6 +48,19 @@ def test_the_quantile_counts_how_well_a_losss_unit_is_known() -> None:
     assert fit(table, loss="l1-log", starts=4).fitted.quantile(0.9) == pytest.approx(student.ppf(0.95, 16), rel=1e-3)
     between = fit(table, loss="huber-log", delta=0.004, starts=4).fitted.quantile(0.9)
     assert student.ppf(0.95, 16) < between < student.ppf(0.95, 4)
+
+
+def test_heavy_tails_are_no_part_of_the_noise_near_the_law() -> None:
+    """With normal noise both estimates agree; outliers that a robust fit ignores raise only the one that single runs scatter by."""
+    random = np.random.default_rng(3)
+    exact = simulate(Design(50, "huber-log", noise=0.0), random)
+    scatter = 0.005 * random.permutation(normal.ppf((np.arange(50) + 0.5) / 50))
+    plain = fit(FitTable(exact.columns, exact.loss * np.exp(scatter)), starts=8).fitted
+    hit = np.arange(50) % 10 == 3
+    spoiled = fit(FitTable(exact.columns, exact.loss * np.exp(scatter + 0.05 * hit)), starts=8).fitted
+    assert plain.near_noise() == pytest.approx(plain.noise(), rel=0.05)
+    assert spoiled.near_noise() < 1.4 * plain.near_noise()
+    assert spoiled.noise() > 1.8 * plain.noise()
 
 
 def test_uneven_noise_widens_the_intervals() -> None:

@@ -136,6 +136,17 @@ def test_left_out_sizes_stand_in_the_document(call: Any, runs: Path) -> None:
     assert left_out["error"] > left_out["fitted_error"] > 0
 
 
+def test_a_plot_is_written_and_a_wrong_name_is_said_first(call: Any, runs: Path, tmp_path: Path) -> None:
+    code, out, _ = call("fit", runs, *COLUMNS, "--plot", tmp_path / "fit.svg", "--json")
+    assert code == 0
+    assert json.loads(out)["law"] == "chinchilla"
+    assert "<svg" in (tmp_path / "fit.svg").read_text()[:2000]
+    code, _, err = call("fit", runs, *COLUMNS, "--plot", tmp_path / "none" / "fit.jpg")
+    assert code == 2
+    assert "end the name in .png, .svg, .pdf" in err
+    assert "none does not exist" in err
+
+
 def test_auto_prints_the_comparison(call: Any, runs: Path) -> None:
     code, text, _ = call("fit", runs, *COLUMNS, "--law", "auto", "--json")
     document = json.loads(text)
