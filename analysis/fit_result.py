@@ -17,6 +17,7 @@ from scipy.stats import t as student
 
 from analysis.fit_engine import Loss
 from analysis.fit_guards import far_split_flags, prediction_flags
+from analysis.fit_left_out import LeftOutSizes, leave_out, levels
 from analysis.fit_search import Starts
 from analysis.fit_table import FitTable
 from analysis.fit_uncertainty import Fitted, Kind, Profile, bootstrap, percentiles, profile
@@ -25,7 +26,6 @@ from analysis.results import Interval, html_table, json_safe, text_table
 from scaling.errors import DataError, Fault
 
 if TYPE_CHECKING:
-    from analysis.fit_left_out import LeftOutSizes
     from analysis.fit_rollout import Comparison
 
 FLOP_PER_PARAM_TOKEN = 6.0
@@ -202,7 +202,7 @@ class ScalingLawFit:
         return Split(flops, params, tokens, loss, tuple(flags))
 
     def bootstrap(self, kind: Kind = "pairs", draws: int = 1000, seed: int = 0, by: str | None = None) -> Draws:
-        """Refits of resampled tables. by: what groups share: the table's column group, or a size such as "params".
+        """Refits of resampled tables. by: what groups share: the table's column group, or the level of a size such as "params".
 
         groups takes the column group where `by` is None, wild each row for itself. Raises DataError where the table lacks it.
         """
@@ -212,6 +212,8 @@ class ScalingLawFit:
             sizes = ", ".join(self.table.columns)
             what = f"the table has no column {by or 'group'}"
             raise DataError(Fault(f"bootstrap of {kind}", what, f"map column group, or give a size to group by: {sizes}"))
+        if size and groups is not None:
+            groups = levels(groups)[0]
         minima = bootstrap(self.fitted, kind, draws, seed, groups)
         values = self.law.public(minima.theta[minima.converged], self.fitted.x.centres)
         shared = "" if groups is None else f" of {len(np.unique(groups))} levels of {by or 'group'}"
@@ -219,8 +221,6 @@ class ScalingLawFit:
 
     def leave_out(self, by: str = "params") -> LeftOutSizes:
         """Errors of each level of a size when the law is fitted to the others; see analysis.fit_left_out."""
-        from analysis.fit_left_out import leave_out
-
         return leave_out(self, by)
 
     def _sizes(self, sizes: Mapping[str, Any]) -> dict[str, Array]:

@@ -95,6 +95,8 @@ def test_a_group_bootstrap_sees_what_its_groups_share() -> None:
     wild = found.bootstrap("wild", 300, by="params")
     assert wild.stderr["alpha"] > 1.3 * found.bootstrap("wild", 300).stderr["alpha"]
     assert wild.kind == "wild of 5 levels of params"
+    jitter = {**shared.columns, "params": shared.columns["params"] * np.exp(0.001 * random.standard_normal(50))}
+    assert fit(FitTable(jitter, shared.loss)).bootstrap("groups", 10, by="params").kind == "groups of 5 levels of params"
 
 
 def test_a_wild_bootstrap_keeps_each_rows_own_noise() -> None:
