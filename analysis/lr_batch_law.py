@@ -127,6 +127,10 @@ def fit_lr_batch(
         Score.of("this law, each size predicted from the others", line.formula(), left_out),
         *published_scores(table.cells),
     )
+    if engine.joint is not None and not engine.joint.cubic:
+        flags.append(
+            "with cubic terms the optima leave the runs: fitted without, blind to how much faster loss rises above the best LR"
+        )
     windows = _windows(table, logs - middle, free, settings, line) if engine.joint else ()
     flags += _flags(table, regressors, kept, scores[1], draws[2], settings) + _window_flags(params, windows)
     joint = engine.joint

@@ -9,7 +9,7 @@ run's loss. Cells whose best run lies at an edge enter as inequalities alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,8 @@ from analysis.law import Array
 Index = NDArray[np.intp]
 START_FACTORS = (0.5, 1.0, 2.0)
 """Curvatures to start from, over the one that the window's width suggests."""
+INSIDE = 0.9
+"""Share of the cells whose optimum must lie among their runs for a fit to count."""
 SAME = 1e-5
 """Starts whose sum of squares lies within this share of the lowest one have reached the optimum."""
 GRID = 2001
@@ -126,7 +128,7 @@ class _Problem:
         root, at = np.zeros((k, k)), k + count
         for i in range(k):
             for j in range(i + 1):
-                root[i, j] = np.exp(theta[at]) if i == j else theta[at]
+                root[i, j] = np.exp(np.clip(theta[at], -30, 10)) if i == j else theta[at]
                 at += 1
         return Surface(theta[:k], slopes, root, theta[at:], 0.0)
 
@@ -164,23 +166,40 @@ class _Problem:
         model = np.concatenate([model, extra])
         return model[:, 0], model[:, 1:]
 
-    def solve(self, theta: Array) -> tuple[Array, float, bool]:
-        """theta, half the sum of squares, whether it converged. Scaled so that rises count in thousandths."""
+    @property
+    def cubic_terms(self) -> int:
+        return 1 if self.rows.knobs == 1 else 4
+
+    def solve(self, theta: Array, cubic: bool = True) -> tuple[Array, float, bool]:
+        """theta, half the sum of squares, whether it converged; cubic=False holds the cubic terms. Rises count in thousandths."""
+        count = len(theta) - (0 if cubic else self.cubic_terms)
+        held = theta[count:]
 
         def residuals(at: Array) -> Array:
-            return np.asarray(1e3 * self(at)[0])
+            return np.asarray(1e3 * self(np.concatenate([at, held]))[0])
 
         def slopes(at: Array) -> Array:
-            return np.asarray(1e3 * self(at)[1])
+            return np.asarray(1e3 * self(np.concatenate([at, held]))[1][:, :count])
 
-        found = least_squares(residuals, theta, slopes, method="trf", x_scale="jac", max_nfev=200)
-        return found.x, float(found.cost), bool(found.success)
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = least_squares(residuals, theta[:count], slopes, method="trf", x_scale="jac", max_nfev=200)
+        return np.concatenate([found.x, held]), float(found.cost), bool(found.success)
+
+    def inside(self, theta: Array, reach: float) -> float:
+        """Share of the fitted cells whose optimum lies among their runs, or within `reach` (log) of them."""
+        places, optima = self.rows.place, self.unpack(theta).optimum(self.rows.sizes)
+        cells = np.unique(self.rows.cell)
+        good = 0
+        for cell in cells.tolist():
+            mine = places[self.rows.cell == cell]
+            good += bool(np.all((optima[cell] >= mine.min(axis=0) - reach) & (optima[cell] <= mine.max(axis=0) + reach)))
+        return good / len(cells)
 
 
 @dataclass(frozen=True, eq=False)
 class JointFit:
     """The fit and what its bootstrap needs again; costs: half the sums of squares at the ends of all starts, rises in
-    thousandths.
+    thousandths; cubic: whether its terms are fitted; inside: share of cells whose optimum lies among their runs.
     """
 
     surface: Surface
@@ -188,37 +207,54 @@ class JointFit:
     costs: tuple[float, ...]
     converged: bool
     problem: _Problem
+    cubic: bool
+    inside: float
+    resolution: float
 
     @property
     def at_optimum(self) -> int:
         return sum(cost <= min(self.costs) * (1 + SAME) + 1e-12 for cost in self.costs)
 
     def refit(self, weights: Array) -> Surface | None:
-        """With other weights of the cells (c,), from this optimum; None where that fails."""
+        """With other weights of the cells (c,), from this optimum; None where that fails or leaves the runs."""
         problem = _Problem(self.problem.rows, self.problem.free, weights, self.problem.strength)
         try:
-            theta, _, good = problem.solve(self.theta)
+            theta, _, good = problem.solve(self.theta, self.cubic)
         except (ValueError, np.linalg.LinAlgError):
             return None
-        return problem.unpack(theta) if good and np.isfinite(theta).all() else None
+        sound = good and np.isfinite(theta).all() and problem.inside(theta, self.resolution) >= INSIDE
+        return problem.unpack(theta) if sound else None
 
 
 def fit_surface(rows: Rows, free: NDArray[np.bool_], resolution: float) -> JointFit:
     """Fit the joint model from several starts. free (k, r): which knob depends on which size; resolution: log step of the
     grids, which a censored cell's gap is weighed by.
+
+    A cubic has a maximum too: an end whose optima do not lie among the runs is not taken. Where only those are left the cubic
+    terms are dropped.
     """
     starts = _starts(rows, free)
     problem = _Problem(rows, free, np.ones(len(rows.sizes)), 0.0)
-    ends = [problem.solve(theta) for theta in starts]
-    theta = min(ends, key=lambda end: end[1])[0]
-    noise = _noise(problem, theta)
+    found = _best(problem, starts, resolution)
     if rows.bounds:
-        problem = _Problem(rows, free, np.ones(len(rows.sizes)), noise / resolution)
-        ends = [problem.solve(start) for start in (theta, *starts)]
-    best = min(ends, key=lambda end: end[1])
-    surface = problem.unpack(best[0])
-    surface = Surface(surface.centre, surface.slopes, surface.root, surface.cubic, _noise(problem, best[0]))
-    return JointFit(surface, best[0], tuple(end[1] for end in ends), best[2], problem)
+        problem = _Problem(rows, free, np.ones(len(rows.sizes)), _noise(problem, found[0]) / resolution)
+        found = _best(problem, [found[0], *starts], resolution)
+    theta, costs, converged, cubic = found
+    surface = replace(problem.unpack(theta), noise=_noise(problem, theta))
+    return JointFit(surface, theta, costs, converged, problem, cubic, problem.inside(theta, resolution), resolution)
+
+
+def _best(problem: _Problem, starts: Sequence[Array], resolution: float) -> tuple[Array, tuple[float, ...], bool, bool]:
+    """The lowest end among the runs: theta, costs of all starts of its kind, whether it converged, whether cubic terms are in."""
+    plain = [problem.solve(start, cubic=False) for start in starts]
+    bent = [problem.solve(end[0]) for end in plain]
+    for ends, cubic in ((bent, True), (plain, False)):
+        sound = [end for end in ends if problem.inside(end[0], resolution) >= INSIDE]
+        if sound:
+            best = min(sound, key=lambda end: end[1])
+            return best[0], tuple(end[1] for end in sound), best[2], cubic
+    best = min(plain, key=lambda end: end[1])
+    return best[0], tuple(end[1] for end in plain), False, False
 
 
 def _noise(problem: _Problem, theta: Array) -> float:
