@@ -160,7 +160,8 @@ def draw_residuals(ax: Axes, info: ResidualInfo) -> Axes:
     """Points, the law at zero, and one standard deviation of the noise on either side."""
     if np.isfinite(info.noise):
         ax.axhspan(-info.noise, info.noise, color=BLUE, alpha=0.12, linewidth=0, label="one standard deviation")
-        ax.legend(frameon=False, fontsize="small")
+        ax.margins(y=0.16)
+        ax.legend(frameon=False, fontsize="small", loc="upper left")
     ax.axhline(0, color=BLUE, linewidth=1.4)
     ax.plot(info.at, info.residuals, "o", color=GREY, markersize=_dot(info.at), **DOTS)
     _dress(
@@ -359,8 +360,14 @@ def _few(axis: Axis, limits: tuple[float, float], log: bool) -> None:
 
 def _plain(value: float) -> str:
     """8.2e8 as $8.2\\cdot10^{8}$, 64 as 64."""
-    power = int(np.floor(np.log10(value)))
-    return f"{value:.3g}" if value < 1e4 else f"${value / 10.0**power:.1f}\\cdot10^{{{power}}}$"
+    factor, power = f"{value:.1e}".split("e")
+    return (
+        f"{value:.3g}"
+        if value < 1e4
+        else _power(10.0 ** int(power))
+        if factor == "1.0"
+        else f"${factor}\\cdot10^{{{int(power)}}}$"
+    )
 
 
 def _power(value: float) -> str:

@@ -6,6 +6,7 @@ docs/scaling-laws.md has the whole list with the tests that stand elsewhere.
 from __future__ import annotations
 
 import pickle
+import re
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,17 @@ EPOCH_COLUMNS = {"params": "N", "tokens": "D", "flops": "C"}
 @pytest.fixture(scope="module")
 def found() -> ScalingLawFit:
     return fit(simulate(Design(50, "huber-log"), np.random.default_rng(3)))
+
+
+def test_the_list_in_the_docs_names_tests_that_exist() -> None:
+    here = Path(__file__).parent
+    listed = (here.parents[1] / "docs" / "scaling-laws.md").read_text().split("## Known mistakes")[1].split("## Speed")[0]
+    names = set(re.findall(r"`(test_\w+)`", listed))
+    written = {
+        name for path in here.glob("test_fit*.py") for name in re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE)
+    }
+    assert len(names) > 20
+    assert names <= written, names - written
 
 
 def test_what_is_printed_is_precise_enough_to_predict_with(found: ScalingLawFit) -> None:
