@@ -7,7 +7,7 @@ the laws.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -51,7 +51,7 @@ TOLERANCE = 0.05
 DECADE = 10.0
 THIRD = (0.2, 0.45)
 """Of 6 N D: a FLOP column in this range counts the forward pass alone."""
-SURFACE_STARTS = 12
+SURFACE_STARTS, SURFACE_GRID = 12, 4001
 
 
 def isoflop(
@@ -85,7 +85,13 @@ def isoflop(
     freedom = min(noise.freedom for noise in noises)
     found = _concluded(rows, read, over, level, tolerance, optima, (source, *notes), freedom)
     if surface and found.success:
-        found = replace(found, bias=_surface_bias(found, budgets))
+        bias = _surface_bias(found, budgets)
+        unknown = (
+            ()
+            if bias
+            else ("the method's own bias is unknown: no Chinchilla surface of these runs has two minima inside the sizes",)
+        )
+        found = replace(found, bias=bias, notes=(*found.notes, *unknown))
         found = replace(found, flags=(*found.flags, *_bias_flags(found)))
     return found
 
@@ -282,34 +288,38 @@ def _surface_bias(found: IsoFlopFit, budgets: Sequence[Budget]) -> Bias | None:
     def losses(params: Array, tokens: Array) -> Array:
         return np.asarray(law.value(search.theta[None], Inputs.of({"params": params, "tokens": tokens}, centres))[0][0])
 
-    missed, at = [], []
-    for budget, optimum in zip(budgets, found.budgets, strict=True):
-        if not optimum.usable:
-            continue
-        grid = np.linspace(budget.sizes[0], budget.sizes[-1], 4001)
-        pair = np.exp(grid), np.exp(budget.other_at(grid))
-        params, tokens = pair if found.over == "params" else pair[::-1]
-        truth = int(np.argmin(losses(params, tokens)))
-        sides = np.exp(budget.log_size), np.exp(budget.log_other)
-        plain = replace(
-            budget,
-            loss=losses(*(sides if found.over == "params" else sides[::-1])),
-            weights=np.ones_like(budget.loss),
-            known=False,
-        )
-        minimum = find_minimum(plain, found.window, fit_polynomial(plain, found.window), Noise(np.nan, 0.0), found.level, DRAWS)
-        if minimum.censored is None and 0 < truth < len(grid) - 1:
-            own = float(np.exp(minimum.log_size if found.over == "params" else budget.other_at(minimum.log_size)))
-            missed.append(np.log(own / params[truth]))
-            at.append((optimum.flops, optimum.log_stderr[0]))
-    if len(missed) < 2:
+    misses = [
+        _miss(budget, found, losses) if optimum.usable else np.nan for budget, optimum in zip(budgets, found.budgets, strict=True)
+    ]
+    seen = [(miss, optimum) for miss, optimum in zip(misses, found.budgets, strict=True) if np.isfinite(miss)]
+    if len(seen) < 2:
         return None
-    flops, errors = np.array(at).T
-    slope = fit_power(flops, np.exp(missed), errors, found.level, found.params_law.scatter if found.params_law else 0.0)
-    if slope is None:
-        return None
+    missed, flops = np.array([miss for miss, _ in seen]), [optimum.flops for _, optimum in seen]
+    errors, scatter = [optimum.log_stderr[0] for _, optimum in seen], found.params_law.scatter if found.params_law else 0.0
+    slope = fit_power(flops, np.exp(missed), errors, found.level, scatter)
+    assert slope is not None, "two budgets differ in FLOP"
     values = dict(zip(law.parameters, law.public(search.theta[None], centres)[0].tolist(), strict=True))
-    return Bias(slope.exponent.value, (float(np.exp(min(missed))), float(np.exp(max(missed)))), values)
+    return Bias(slope.exponent.value, (float(np.exp(missed.min())), float(np.exp(missed.max()))), values)
+
+
+def _miss(budget: Budget, found: IsoFlopFit, losses: Callable[[Array, Array], Array]) -> float:
+    """log of the N_opt that the method finds on a surface over the surface's own; NaN where either lies at an edge."""
+    swapped = found.over == "tokens"
+
+    def on_surface(log_size: Array, log_other: Array) -> Array:
+        pair = np.exp(log_size), np.exp(log_other)
+        return losses(*(pair[::-1] if swapped else pair))
+
+    grid = np.linspace(budget.sizes[0], budget.sizes[-1], SURFACE_GRID)
+    truth = int(np.argmin(on_surface(grid, budget.other_at(grid))))
+    loss = on_surface(budget.log_size, budget.log_other)
+    plain = replace(budget, loss=loss, weights=np.ones_like(loss), known=False)
+    minimum = find_minimum(plain, found.window, fit_polynomial(plain, found.window), Noise(np.nan, 0.0), found.level, DRAWS)
+    if minimum.censored is not None or truth in (0, SURFACE_GRID - 1):
+        return np.nan
+    ends = np.array([minimum.log_size, grid[truth]])
+    own, true = budget.other_at(ends) if swapped else ends
+    return float(own - true)
 
 
 def _bias_flags(found: IsoFlopFit) -> list[str]:
