@@ -3,7 +3,7 @@
 Owns `fit_lr_batch`. method "joint": one loss surface for all sizes whose optimum follows the law (analysis.lr_batch_surface);
 "two-stage": a regression of the logs of all runs within a tolerance of their size's best (Step Law's procedure, 2503.04715).
 Sizes whose best run lies at an edge enter as inequalities or not at all. Exponents that the sizes do not identify are refused.
-Intervals resample sizes, and hold their t quantile. A law is scored by the loss that it gives away on the grids, in the sample
+Intervals are percentiles over resampled sizes. A law is scored by the loss that it gives away on the grids, in the sample
 and with each size left out.
 """
 
@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import t as student
 
 from analysis.batch_table import SAME, GridCell, LrBatchTable, load_lr_batch_table
 from analysis.fit_guards import CORRELATION, DECADE, MOVED
@@ -413,9 +412,10 @@ def _plateau(surface: Surface, index: int, knob: str, share: float, table: LrBat
 def _ridge(surface: Surface | None, ridges: Array, cells: int, level: float) -> Estimate | None:
     if surface is None or not np.isfinite(surface.ridge):
         return None
-    stderr = float(ridges.std(ddof=1)) if len(ridges) > 1 else float("nan")
-    reach = float(student.ppf((1 + level) / 2, max(cells - 2, 1))) * stderr
-    return Estimate(surface.ridge, stderr, (surface.ridge - reach, surface.ridge + reach))
+    if len(ridges) < 2 or cells < 3:
+        return Estimate(surface.ridge, float("nan"), (float("nan"), float("nan")))
+    low, high = np.quantile(ridges, [(1 - level) / 2, (1 + level) / 2])
+    return Estimate(surface.ridge, float(ridges.std(ddof=1)), (float(low), float(high)))
 
 
 def _windows(

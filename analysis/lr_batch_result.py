@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import t as student
 
 from analysis.batch_table import LrBatchTable
 from analysis.fit_guards import FAR
@@ -76,13 +75,11 @@ class LrBatchLine:
         return np.asarray(self.centre + (log_sizes - self.middle) @ self.slopes.T)
 
     def _estimate(self, value: float, draws: Array, knob: int) -> tuple[float, float, Interval]:
-        """Value, standard error and interval: the spread over resampled sizes, with the degrees of freedom that sizes leave."""
-        freedom = self.cells - 1 - int(self.free[knob].sum())
-        if freedom < 1 or len(draws) < 2:
+        """Value, standard error and interval: spread and percentiles over resampled sizes (whose coverage docs/batch-size.md has)."""
+        if self.cells - 1 - int(self.free[knob].sum()) < 1 or len(draws) < 2:
             return value, float("nan"), (float("nan"), float("nan"))
-        stderr = float(draws.std(ddof=1) * np.sqrt(self.cells / freedom))
-        reach = float(student.ppf((1 + self.level) / 2, freedom)) * stderr
-        return value, stderr, (value - reach, value + reach)
+        low, high = np.quantile(draws, [(1 - self.level) / 2, (1 + self.level) / 2])
+        return value, float(draws.std(ddof=1)), (float(min(low, value)), float(max(high, value)))
 
     def params(self) -> dict[str, Estimate]:
         """{"lr_k": factor, "lr_params_exponent": exponent, ...}; a refused exponent is not there."""
