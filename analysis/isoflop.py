@@ -24,6 +24,7 @@ from analysis.isoflop_curve import (
     DRAWS,
     METHODS,
     REACH,
+    ROUNDING,
     SIZES,
     Budget,
     Method,
@@ -219,7 +220,7 @@ def _concluded(
     """The laws through the usable budgets, with what casts doubt on them."""
     usable = [optimum for optimum in optima if optimum.usable]
     flops = [optimum.flops for optimum in usable]
-    errors = np.array([optimum.log_stderr for optimum in usable]).reshape(-1, 2)
+    errors = _law_errors(window.method, np.array([optimum.log_stderr for optimum in usable]).reshape(-1, 2))
     params, tokens, ratio = (
         fit_power(flops, values, stderr, level, freedom=freedom)
         for values, stderr in (
@@ -234,6 +235,18 @@ def _concluded(
         rows, window, over, level, tolerance, tuple(optima), params, tokens, ratio, None,
         (*rows.warnings, *_flags(rows, optima, usable, tolerance)), tuple(_warnings(rows)), said,
     )  # fmt: skip
+
+
+def _law_errors(method: Method, errors: Array) -> Array:
+    """Errors (n, 2) that weigh optima in the laws.
+
+    A spline's are read off one noisy curve each: a chance dip looks sure, and weights that believe it make the law's interval too narrow.
+    They are pulled halfway, in logs, to their common level.
+    """
+    if method != "spline" or not len(errors):
+        return errors
+    logs = np.log(np.maximum(errors, ROUNDING))
+    return np.asarray(np.exp((logs + logs.mean(axis=0)) / 2))
 
 
 def _left_out(optimum: BudgetOptimum) -> str:
