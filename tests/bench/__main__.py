@@ -20,6 +20,7 @@ from tests.bench import (
     noise_scale,
     products,
     pruning,
+    schedules,
     search,
     status,
     throughput,
@@ -44,6 +45,7 @@ def main() -> None:
             "products",
             "throughput",
             "fits",
+            "schedules",
             "noise-scale",
         ),
         help="one benchmark instead of all",
@@ -62,6 +64,8 @@ def main() -> None:
         coordinates.report()
     if arguments.only in (None, "board"):
         board.report()
+    if arguments.only in (None, "schedules"):
+        schedules.report()
     if arguments.only in (None, "products"):
         products.report()
     if arguments.only in (None, "status"):
