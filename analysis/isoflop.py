@@ -220,7 +220,7 @@ def _concluded(
     """The laws through the usable budgets, with what casts doubt on them."""
     usable = [optimum for optimum in optima if optimum.usable]
     flops = [optimum.flops for optimum in usable]
-    errors = _law_errors(window.method, np.array([optimum.log_stderr for optimum in usable]).reshape(-1, 2))
+    errors = law_errors(window.method, np.array([optimum.log_stderr for optimum in usable]).reshape(-1, 2))
     params, tokens, ratio = (
         fit_power(flops, values, stderr, level, freedom=freedom)
         for values, stderr in (
@@ -237,7 +237,7 @@ def _concluded(
     )  # fmt: skip
 
 
-def _law_errors(method: Method, errors: Array) -> Array:
+def law_errors(method: Method, errors: Array) -> Array:
     """Errors (n, 2) that weigh optima in the laws.
 
     A spline's are read off one noisy curve each: a chance dip looks sure, and weights that believe it make the law's interval too narrow.

@@ -15,7 +15,7 @@ from scipy.stats import t as student
 from analysis.approaches import Agreement, Approach, compare_approaches
 from analysis.fit_result import Estimate
 from analysis.fit_table import FitTable, load_fit_table
-from analysis.isoflop import IsoFlopFit, isoflop
+from analysis.isoflop import IsoFlopFit, isoflop, law_errors
 from analysis.isoflop_curve import METHODS, Method, Noise, moderated
 from analysis.isoflop_law import fit_power
 from analysis.isoflop_plots import draw_isoflop, draw_optimum, figure_isoflop, isoflop_info, optimum_info
@@ -288,6 +288,15 @@ def test_an_uncertain_optimum_weighs_less_and_an_outlier_shows_as_scatter() -> N
     assert plain.exponent.value > 0.53
     assert plain.scatter > 0.1
     assert weighted.scatter == 0
+
+
+def test_a_splines_chance_dip_does_not_outweigh_the_other_budgets() -> None:
+    errors = np.array([[0.1, 0.1]] * 5 + [[0.001, 0.001]])
+    assert law_errors("parabola", errors) is errors
+    pulled = law_errors("spline", errors)
+    assert pulled[0, 0] / pulled[5, 0] == pytest.approx(10)
+    assert np.log(pulled).mean() == pytest.approx(np.log(errors).mean())
+    assert np.isnan(law_errors("spline", np.full((2, 2), np.nan))).all()
 
 
 def test_two_budgets_know_no_more_than_their_own_errors() -> None:
