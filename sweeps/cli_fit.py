@@ -89,7 +89,9 @@ def fit_command(
     save: Annotated[Path | None, typer.Option(help="Write the fit here, for analysis.fit.load_fit.", show_default=False)] = None,
     plot: Annotated[
         Path | None,
-        typer.Option(help="Draw runs, law, residuals and profiles: FILE.png, .svg or .pdf.", show_default=False),
+        typer.Option(
+            help="Draw runs, law, residuals and profiles, or IsoFLOP curves: FILE.png, .svg or .pdf.", show_default=False
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> int:
@@ -106,7 +108,7 @@ def fit_command(
     elif options:
         faults.append(Fault("--option", f"does not apply to the law {law}", f"it is for {', '.join(OTHER_LAWS)}"))
     own = {"--method": method, "--window": window, "--points": near_sizes, "--tolerance": tolerance}
-    others = {"--predict": predict, "--bootstrap": bootstrap, "--leave-out": leave_out, "--save": save, "--plot": plot}
+    others = {"--predict": predict, "--bootstrap": bootstrap, "--leave-out": leave_out, "--save": save}
     faults += isoflop_faults(isoflop, own, others)
     _plot_faults(plot, faults)
     raise_all(faults, ConfigError)
@@ -124,7 +126,7 @@ def fit_command(
         return answer_other(table, law, fitting, options or (), predict or (), save, json)
     if isoflop:
         fitting = {"law": law, "loss": loss, "delta": delta, "level": level}
-        return answer_isoflop(table, optimal or (), fitting, own, {"columns": mapping, **reading}, json)
+        return answer_isoflop(table, optimal or (), fitting, own, {"columns": mapping, **reading}, plot, json)
     result = fit(table, law, loss, delta, columns=mapping, level=level, **reading)
     predictions = [result.predict(**point)[0] for point in points]
     splits = [result.optimal(flops) for flops in optimal or ()]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scaling.errors import Fault
+from scaling.errors import DataError, Fault
 from sweeps.cli_common import NOT_OK, OK, answer
 
 ONLY_WITH = ("--method", "--window", "--points", "--tolerance")
@@ -27,14 +27,25 @@ def answer_isoflop(
     fitting: Mapping[str, Any],
     own: Mapping[str, Any],
     reading: Mapping[str, Any],
+    plot: Path | None,
     json: bool,
 ) -> int:
-    """Compare the approaches at each budget (none: the table's largest). own: options of ONLY_WITH; fitting: law, loss, delta, level."""
+    """Compare the approaches at each budget (none: the table's largest).
+
+    own: options of ONLY_WITH; fitting: law, loss, delta, level; plot: where curves, optima and the first budget's approaches are drawn.
+    """
     from analysis.approaches import compare_approaches
 
     options = {name.removeprefix("--"): value for name, value in own.items() if value is not None}
     found = [compare_approaches(table, flops, **options, **fitting, **reading) for flops in budgets or (None,)]
     minima = found[0].isoflop
+    if plot is not None:
+        if minima is None:
+            cure = "raise the tolerance, or leave --plot out"
+            raise DataError(Fault(f"--plot {plot}", "has nothing to draw: no budget has three sizes", cure))
+        from analysis.isoflop_plots import figure_isoflop
+
+        figure_isoflop(minima, found[0]).savefig(plot, dpi=150)
     flags = list(dict.fromkeys(flag for item in found for flag in item.flags))
     document = {
         "isoflop": None if minima is None else minima.to_dict(),

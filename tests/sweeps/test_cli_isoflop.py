@@ -81,6 +81,20 @@ def test_wrong_use_is_exit_code_2_with_a_cure(call: Any, runs: Path, arguments: 
     assert out == ""
 
 
+def test_curves_are_drawn_where_there_are_some(call: Any, runs: Path, tmp_path: Path) -> None:
+    code, _, _ = call("fit", runs, *COLUMNS, "--isoflop", "--method", "cubic", "--plot", tmp_path / "isoflop.png")
+    assert code == 0
+    assert (tmp_path / "isoflop.png").read_bytes().startswith(b"\x89PNG")
+    scattered = pd.read_csv(runs).assign(C=np.geomspace(1e18, 1e21, 48)).drop(columns="D")
+    scattered.assign(D=scattered["C"] / (6 * scattered["N"])).to_csv(tmp_path / "runs.csv", index=False)
+    options = ("--isoflop", "--tolerance", "0.001", "--plot", tmp_path / "none.png")
+    code, out, err = call("fit", tmp_path / "runs.csv", *COLUMNS, *options)
+    assert code == 2
+    assert "has nothing to draw" in err
+    assert out == ""
+    assert not (tmp_path / "none.png").exists()
+
+
 def test_a_table_without_compute_budgets_still_compares_what_it_can(call: Any, runs: Path, tmp_path: Path) -> None:
     scattered = pd.read_csv(runs)
     scattered["C"] *= np.geomspace(1, 1.5, len(scattered))
