@@ -17,8 +17,8 @@ from scipy.spatial import Delaunay, QhullError
 from analysis.batch_table import GridCell
 from analysis.law import Array
 
-NEAREST = {1: 7, 2: 25}
-"""Runs of a local regression, by the number of knobs."""
+NEAREST, LEAST = {1: 7, 2: 25}, {1: 4, 2: 10}
+"""Runs of a local regression, by the number of knobs, and how many there must be: the farthest has no weight."""
 Knobs = Mapping[str, float]
 
 
@@ -57,7 +57,7 @@ PUBLISHED = (
 def local_loss(cell: GridCell, place: Array) -> float:
     """Loss of a cell at log knobs (k,), nats; NaN outside of its runs' hull or with too few runs."""
     k = len(cell.knobs)
-    if len(cell.loss) < NEAREST[k] or not inside_hull(cell.logs, place):
+    if len(cell.loss) < LEAST[k] or not inside_hull(cell.logs, place):
         return float("nan")
     away = cell.logs - place
     distance = np.sqrt(np.sum(away**2, axis=1))
