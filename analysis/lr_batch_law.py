@@ -146,6 +146,8 @@ def fit_lr_batch(
     )
     notes = [*table.notes, *_row_notes(table.cells, settings, engine.runs)]
     notes += [f"{optimum.name}: {optimum.reason}" for optimum in optima if optimum.reason]
+    if settings.method == "two-stage":
+        notes.append("intervals of two-stage are too narrow: near-optimal runs of an asymmetric bottom are not centred on it")
     return LrBatchFit(
         "lr-batch", FORMULA, SOURCES[settings.method], level, params, min(joint.costs) / 1e6 if joint else float("nan"), starts,
         joint.converged if joint else True, tuple(flags), tuple(notes), settings.method, line, optima, scores, plateaus,
