@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ class Norms:
     def between(self, first: float, end: float) -> Norms:
         """The steps from `first` on and before `end`."""
         chosen = (self.step >= first) & (self.step < end)
-        return Norms(*(getattr(self, name)[chosen] for name in _COLUMNS), dropped=self.dropped)
+        return replace(self, **{name: getattr(self, name)[chosen] for name in _COLUMNS})
 
     @property
     def gradient_sq(self) -> Array:
@@ -63,8 +63,8 @@ def norms_of(rows: Iterable[Mapping[str, Any]]) -> Norms:
     """From rows of a run's metrics; those without a measurement are passed over, those that are not finite counted."""
     measured = [{"step": row["step"]} | row["gradient_sq"] for row in rows if row.get("gradient_sq")]
     finite = [row for row in measured if all(row[name] is not None for name in _COLUMNS)]
-    columns = [np.array([row[name] for row in finite], dtype=float) for name in _COLUMNS]
-    return Norms(*columns, dropped=len(measured) - len(finite))
+    columns = {name: np.array([row[name] for row in finite], dtype=float) for name in _COLUMNS}
+    return Norms(**columns, dropped=len(measured) - len(finite))
 
 
 def read_norms(directory: Path) -> Norms:

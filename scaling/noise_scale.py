@@ -18,7 +18,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import get_total_norm
 
-PARTS = 8
+PARTS = 4
 """A batch that no accumulation splits is split into this many parts at most, where its size divides."""
 
 

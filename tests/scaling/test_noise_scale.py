@@ -56,14 +56,14 @@ def test_norms_are_those_of_the_gradients_of_the_batch_and_its_parts() -> None:
     trainer.step(0)
     norms = trainer.norms
     assert norms is not None
-    assert (norms.batch_sequences, norms.part_sequences) == (16, 2)
+    assert (norms.batch_sequences, norms.part_sequences) == (16, 4)
 
     def squared(part: torch.Tensor) -> float:
         expected.gradient(part)
         return sum(float(parameter.grad.double().square().sum()) for parameter in expected.model.parameters())  # type: ignore[union-attr]
 
     assert norms.batch == pytest.approx(squared(tokens), rel=1e-5)
-    assert norms.parts == pytest.approx(np.mean([squared(part) for part in torch.split(tokens, 2)]), rel=1e-5)
+    assert norms.parts == pytest.approx(np.mean([squared(part) for part in torch.split(tokens, 4)]), rel=1e-5)
 
 
 def test_an_accumulation_gives_the_same_norms_as_extra_passes() -> None:
@@ -82,15 +82,15 @@ def test_processes_measure_what_one_process_measures(tmp_path: Path) -> None:
     train_run(measured(run), tmp_path / "one", corpus)
     train_run(measured(run, processes=2), tmp_path / "two", corpus)
     one, two = (read_norms(tmp_path / name) for name in ("one", "two"))
-    assert one.part_sequences.tolist() == two.part_sequences.tolist() == [1.0, 1.0]
+    assert one.part_sequences.tolist() == two.part_sequences.tolist() == [2.0, 2.0]
     assert two.parts == pytest.approx(one.parts, rel=1e-4)
     assert two.batch == pytest.approx(one.batch, rel=1e-4)
 
 
 @pytest.mark.parametrize(
     ("batch", "ranks", "micro", "expected"),
-    [(16, 1, None, 2), (16, 2, None, 2), (4, 1, None, 1), (2, 2, None, 1), (13, 1, None, 1), (24, 1, None, 3), (16, 1, 4, 4),
-     (16, 1, 16, 2)],
+    [(16, 1, None, 4), (16, 2, None, 4), (4, 1, None, 1), (2, 2, None, 1), (13, 1, None, 1), (24, 1, None, 6), (16, 1, 2, 2),
+     (16, 1, 16, 4)],
 )  # fmt: skip
 def test_a_batch_is_split_into_at_least_two_parts(batch: int, ranks: int, micro: int | None, expected: int) -> None:
     assert part_sequences(batch, ranks, micro) == expected
