@@ -116,9 +116,9 @@ def _finish(ax: Axes, title: str, widths: Array, axis: Axis) -> None:
 
 def figure_coordinates(measurement: Measurement, verdict: CoordinateVerdict) -> Figure:
     """All panels in two rows, the verdict above them."""
-    from matplotlib.figure import Figure
+    from analysis.figure import Picture
 
-    figure = Figure(figsize=(10.6, 7.6), layout="constrained")
+    figure = Picture(figsize=(10.6, 7.6), layout="constrained")
     colours = {
         name: place for place, name in enumerate(dict.fromkeys(item.tensor for item in verdict.culprits if item.tensor != "loss"))
     }

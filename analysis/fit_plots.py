@@ -286,12 +286,12 @@ def draw_profile(ax: Axes, info: ProfileInfo) -> Axes:
 
 def figure_fit(found: ScalingLawFit) -> Figure:
     """Loss against each size, contours, residuals, and a row of profiles: whatever the law has."""
-    from matplotlib.figure import Figure
+    from analysis.figure import Picture
 
     joint = set(found.law.columns) == {"params", "tokens"}
     splits = joint and found.law.optimum(found.fitted.theta[None], found.fitted.x.centres, 0.0) is not None
     sizes = [*found.law.columns, *(["flops"] if splits and "flops" in found.table.columns else [])]
-    figure = Figure(figsize=(4.1 * max(len(sizes), 3), 11.2), layout="constrained")
+    figure = Picture(figsize=(4.1 * max(len(sizes), 3), 11.2), layout="constrained")
     parts: Any = figure.subfigures(3, 1, height_ratios=[1.15, 1.15, 0.9])
     top, middle, bottom = parts
     for ax, size in zip(np.atleast_1d(top.subplots(1, len(sizes))), sizes, strict=True):

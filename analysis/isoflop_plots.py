@@ -207,9 +207,9 @@ def _draw_asked(ax: Axes, info: OptimumInfo, approaches: Approaches) -> None:
 
 def figure_isoflop(found: IsoFlopFit, approaches: Approaches | None = None) -> Figure:
     """Curves, N_opt and D_opt side by side."""
-    from matplotlib.figure import Figure
+    from analysis.figure import Picture
 
-    figure = Figure(figsize=(15.0, 4.6), layout="constrained")
+    figure = Picture(figsize=(15.0, 4.6), layout="constrained")
     left, middle, right = figure.subplots(1, 3, width_ratios=[1.25, 1, 1])
     draw_isoflop(left, isoflop_info(found))
     for ax, quantity in ((middle, "params"), (right, "tokens")):

@@ -268,11 +268,11 @@ def draw_loss_vs_width(ax: Axes, info: LossInfo) -> Axes:
 
 def figure_lr_curves(table: RunTable, fits: Mapping[str, TransferFit]) -> Figure:
     """LR curves of every parametrization side by side on the same axes; sp first, so that mup reads against it."""
-    from matplotlib.figure import Figure
+    from analysis.figure import Picture
 
     names = sorted(fits, key=lambda name: (name != "sp", name))
     infos = [lr_curves_info(table, fits[name].optima, name, fits[name].axis) for name in names]
-    figure = Figure(figsize=(1.4 + 4.3 * max(1, len(names)), 4.4), layout="constrained")
+    figure = Picture(figsize=(1.4 + 4.3 * max(1, len(names)), 4.4), layout="constrained")
     axes = figure.subplots(1, max(1, len(names)), sharex=True, sharey=True, squeeze=False)[0]
     measured = [info.loss_range for info in infos if any(len(curve.loss) for curve in info.curves)]
     if measured:
@@ -292,9 +292,9 @@ def figure_lr_curves(table: RunTable, fits: Mapping[str, TransferFit]) -> Figure
 
 def figure_over_width(fits: Mapping[str, TransferFit]) -> Figure:
     """Best learning rate and best loss against size, side by side."""
-    from matplotlib.figure import Figure
+    from analysis.figure import Picture
 
-    figure = Figure(figsize=(10.4, 4.2), layout="constrained")
+    figure = Picture(figsize=(10.4, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     draw_optimum_vs_width(left, optimum_info(fits))
     axis = next(iter(fits.values())).axis if fits else "width"

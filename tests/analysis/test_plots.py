@@ -99,3 +99,10 @@ def test_colours_are_dark_enough_for_white_paper_and_ordered() -> None:
         assert np.all(np.diff(luminance) < 0)
         assert np.all(1.05 / (luminance + 0.05) > 1.6)
     assert len(set(for_parametrizations(["mup", "sp", "a", "b"]).values())) == 4
+
+
+def test_a_figure_is_an_image_in_a_notebook_without_pyplot(study: tuple[RunTable, dict[str, TransferFit]]) -> None:
+    from IPython.core.formatters import PNGFormatter
+
+    figure = figure_over_width(study[1])
+    assert PNGFormatter()(figure).startswith(b"\x89PNG")

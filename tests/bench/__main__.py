@@ -24,6 +24,7 @@ from tests.bench import (
     search,
     status,
     throughput,
+    transfer,
     variants,
 )
 
@@ -45,6 +46,7 @@ def main() -> None:
             "products",
             "throughput",
             "fits",
+            "transfer",
             "schedules",
             "noise-scale",
         ),
@@ -79,6 +81,8 @@ def main() -> None:
         pruning.report(arguments.grid)
     if arguments.only in (None, "fits"):
         fits.report()
+    if arguments.only in (None, "transfer"):
+        transfer.report()
     if arguments.only in (None, "noise-scale"):
         noise_scale.report()
     if arguments.only in (None, "throughput"):
