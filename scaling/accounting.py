@@ -41,14 +41,18 @@ def parameter_counts(model: ModelConfig) -> ParameterCounts:
     return ParameterCounts(total, embedding, readout, total - embedding - readout, matmul)
 
 
-def flops_per_token(model: ModelConfig) -> float:
-    """Training FLOPs a token: 6 per matmul parameter, and causal attention's 6 * depth * width * context.
+def attention_flops_per_token(model: ModelConfig) -> float:
+    """Training FLOPs a token of attention scores and their application under a causal mask: 6 * depth * width * context.
 
-    Attention scores and their application cost 2 * 2 * context * width a layer forward when every key is seen, half of it under
-    a causal mask, and three times that with the backward pass. Embedding look-ups, norms and softmax are left out.
+    They cost 2 * 2 * context * width a layer forward when every key is seen, half of it under a causal mask, and three times that with
+    the backward pass. Publications that do not halve count twice this.
     """
-    attention = 6.0 * model.depth * model.heads * model.head_size * model.context
-    return 6.0 * parameter_counts(model).matmul + attention
+    return 6.0 * model.depth * model.heads * model.head_size * model.context
+
+
+def flops_per_token(model: ModelConfig) -> float:
+    """Training FLOPs a token: 6 per matmul parameter, and causal attention. Embedding look-ups, norms and softmax are left out."""
+    return 6.0 * parameter_counts(model).matmul + attention_flops_per_token(model)
 
 
 def run_flops(run: RunConfig) -> float:
