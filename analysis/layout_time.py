@@ -163,14 +163,17 @@ def step_time(
 
 
 def efficiency_of(model: ModelConfig, layout: Layout, device: Device, tokens_s: float, arithmetic: Arithmetic = "bf16") -> float:
-    """The efficiency of products at which `step_time` reaches `tokens_s` tokens a second a device; NaN where none does."""
+    """The efficiency of products at which `step_time` reaches `tokens_s` tokens a second a device; NaN where none does, or any would."""
     flops = _model_flops(model) * layout.batch_size * model.context / layout.devices
     work = flops * recompute_factor(model, layout) / device.peak(arithmetic)
     hidden, open_s = _seconds(model, layout, device)
     busy = layout.batch_size * model.context / layout.devices / tokens_s * (1 - bubble(layout)) - open_s
     share = _hidden_share(layout)
-    # Either all that can be hidden is, or what is left of it is part of the step and sets its length alone where share is 1.
-    computing = busy if hidden <= share * busy else (busy - hidden) / (1 - share) if share < 1 else math.nan
+    if hidden < share * busy * (1 - 1e-9):
+        computing = busy
+    else:
+        # What cannot be hidden is part of the step; where all of it could be, communication alone sets the step's length.
+        computing = (busy - hidden) / (1 - share) if share < 1 else math.nan
     return work / computing if computing > 0 else math.nan
 
 

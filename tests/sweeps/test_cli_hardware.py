@@ -1,0 +1,84 @@
+"""`mutransfer layout` as it is typed: documents, exit codes, what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sweeps import cli
+
+RUN = """\
+model: {width: 4096, depth: 32, head_dim: 128, queries_per_kv: 4, mlp_ratio: 3.5, activation: swiglu, context: 8192, vocab_size: 128256}
+base: {width: 512}
+training: {steps: 1000, batch_size: 128}
+"""
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
+    (tmp_path / "run.yaml").write_text(RUN)
+
+    def mutransfer(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["mutransfer", "layout", str(tmp_path / "run.yaml"), *arguments])
+        code = cli._main()
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return mutransfer
+
+
+def test_layouts_are_ranked_with_every_term(call: Any) -> None:
+    code, text, _ = call("--gpus", "16", "--device", "h100", "--show", "3", "--json")
+    document = json.loads(text)
+    assert code == 0
+    assert len(document["layouts"]) == 3
+    first = document["layouts"][0]
+    assert first["dp"] * first["tp"] * first["pp"] * first["cp"] == 16
+    assert {"weights_bytes", "logits_bytes", "with_overhead_bytes"} <= set(first["memory"])
+    assert first["gpu_hours"] == pytest.approx(16 * first["hours"])
+    assert first["hours_interval"][0] < first["hours"] < first["hours_interval"][1]
+    assert document["candidates"] > document["fitting"]
+
+
+def test_a_given_layout_is_the_only_one(call: Any) -> None:
+    arguments = ("--tp", "2", "--pp", "2", "--cp", "1", "--micro-batch", "1", "--virtual-stages", "1")
+    chosen = ("--sharding", "zero1", "--checkpointing", "none")
+    code, text, _ = call("--gpus", "16", "--device", "h100", *arguments, *chosen, "--json")
+    assert code == 0
+    assert json.loads(text)["candidates"] == 1
+
+
+def test_a_run_that_nothing_fits_is_an_answer_and_not_an_error(call: Any) -> None:
+    code, text, _ = call("--gpus", "1", "--device", "a100")
+    assert code == 1
+    assert "nothing fits. Nearest:" in text
+    assert "cure:" in text
+
+
+def test_an_impossible_layout_is_refused_with_all_its_faults(call: Any) -> None:
+    code, text, errors = call("--gpus", "16", "--device", "h100", "--tp", "3", "--pp", "5", "--json")
+    assert code == 2
+    assert {fault["where"] for fault in json.loads(text)["errors"]} >= {"--gpus", "--tp", "--pp"}
+    assert "Traceback" not in errors
+
+
+def test_an_unknown_device_is_asked_about(call: Any) -> None:
+    code, _, errors = call("--gpus", "16", "--device", "mystery")
+    assert code == 2
+    assert "--peak-tflops" in errors
+    assert "--memory-gib" in errors
+
+
+def test_arithmetic_that_a_device_lacks_is_refused(call: Any) -> None:
+    code, _, errors = call("--gpus", "16", "--device", "a100", "--arithmetic", "fp8")
+    assert code == 2
+    assert "a100 has no fp8" in errors
+
+
+def test_a_vocabulary_that_only_data_would_tell_is_asked_for(call: Any) -> None:
+    code, _, errors = call("--gpus", "16", "--device", "h100", "--set", "model.vocab_size=null")
+    assert code == 2
+    assert "--set model.vocab_size=NUMBER" in errors
