@@ -170,10 +170,9 @@ def efficiency_of(model: ModelConfig, layout: Layout, device: Device, tokens_s: 
     busy = layout.batch_size * model.context / layout.devices / tokens_s * (1 - bubble(layout)) - open_s
     share = _hidden_share(layout)
     if hidden < share * busy * (1 - 1e-9):
-        computing = busy
-    else:
-        # What cannot be hidden is part of the step; where all of it could be, communication alone sets the step's length.
-        computing = (busy - hidden) / (1 - share) if share < 1 else math.nan
+        return work / busy
+    # What cannot be hidden is part of the step; where all of it could be, communication alone sets the step's length.
+    computing = (busy - hidden) / (1 - share) if share < 1 else math.nan
     return work / computing if computing > 0 else math.nan
 
 
