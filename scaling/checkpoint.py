@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import torch
 from scaling.errors import Fault, StudyError
 
 CHECKPOINT_NAME = "checkpoint.pt"
+SHARDS = "checkpoint.shards"
+"""Folder of a sharded run's checkpoint (scaling.parallel_checkpoint)."""
 
 
 def kept_name(step: int) -> str:
@@ -58,3 +61,4 @@ def load_checkpoint(directory: Path, run_id: str, name: str = CHECKPOINT_NAME) -
 def remove_checkpoint(directory: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         (directory / CHECKPOINT_NAME).unlink()
+    shutil.rmtree(directory / SHARDS, ignore_errors=True)

@@ -28,6 +28,7 @@ from scaling.config_base import (
 )
 from scaling.horizon import horizon_betas
 from scaling.model_config import ModelConfig
+from scaling.parallel import Layout
 
 ParametrizationKind = Literal["sp", "mup", "mup-simple", "sp-per-layer", "completep", "umup", "spectral"]
 OptimizerKind = Literal["adamw", "adam", "sgd", "lion", "muon"]
@@ -238,6 +239,8 @@ class RuntimeConfig(Frozen):
     """Of each process."""
     processes: Annotated[int, Field(ge=1, le=1024, strict=True)] = 1
     """Processes that a run is spread over, each with its share of every batch (data parallel)."""
+    parallel: Layout | None = None
+    """How a run is laid over its processes (scaling.parallel); default: data parallel."""
     pin: bool = True
     """Whether workers of a local pool are bound to cores (sweeps.pinning)."""
     checkpoint_every_steps: Positive | None = None
@@ -317,7 +320,7 @@ class RunConfig(Frozen):
     @model_validator(mode="after")
     def _processes_share_the_batch(self) -> Self:
         batch, processes = self.training.batch_size, self.runtime.processes
-        if batch % processes:
+        if batch % processes and self.runtime.parallel is None:
             raise fault_at("runtime", f"processes {processes} does not divide training.batch_size {batch}")
         if self.runtime.noise_scale_every_steps is not None:
             if batch == 1:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 ROWS = 16
 """torch gives 1 x 1 convolutions of fewer rows on one thread to MKL after all."""
+PLAIN = (Tensor, torch.nn.Parameter)
 ONEDNN: bool = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX512"  # type: ignore[no-untyped-call]
 
 
@@ -20,6 +21,8 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     tokens = x.numel() // x.shape[-1]
     if not (ONEDNN and x.is_cpu and x.dtype is weight.dtype is torch.float32 and tokens % ROWS == 0 and tokens):
         return F.linear(x, weight)
+    if type(weight) not in PLAIN:
+        return F.linear(x, weight)  # a tensor-parallel one: DTensor has no rule for this convolution's reshapes
     if torch.is_autocast_enabled("cpu"):
         return F.linear(x, weight)  # in bf16, which torch gives to oneDNN by itself
     # Channels last in memory, as it lies: nothing is copied.

@@ -30,13 +30,14 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from scaling.config import RunConfig
 from scaling.errors import ConfigError, Fault, StudyError, UserError
+from scaling.parallel import require_layout
 from scaling.torchrun import started_by_torchrun, world_size
 
 PATIENCE = timedelta(days=30)
 """How long a rank waits for another: rank 0 may look for work that long. A rank that dies closes its connections, which is seen at once."""
 LAST_WORDS_S = 2.0
 """How long a rank that died may take to be seen as dead by its parent."""
-Order = Literal["train", "load", "step", "validate", "process_s", "end"]
+Order = Literal["train", "load", "step", "validate", "process_s", "save", "load_shards", "end"]
 
 
 class RankDied(Exception):
@@ -74,6 +75,10 @@ class Group:
         dist.all_reduce(total)
         found: list[float] = total.tolist()
         return found
+
+    def data(self, tp: int) -> Group:
+        """The ranks that see different sequences, where `tp` neighbours share theirs: rank and size to share a batch by."""
+        return Group(self.rank // tp, self.size // tp, self.local_rank)
 
     def share(self, batch: Tensor) -> Tensor:
         """This rank's rows."""
@@ -134,10 +139,11 @@ class Team:
         Raises ConfigError when the batch cannot be shared, StudyError when torchrun's other ranks are gone.
         """
         size = world_size(os.environ) if self._given else run.runtime.processes
+        require_layout(run, size if self._given else None)
         if size == 1:
             yield ALONE
             return
-        if run.training.batch_size % size:
+        if run.runtime.parallel is None and run.training.batch_size % size:
             what = f"{run.training.batch_size} sequences cannot be shared equally by {size} processes"
             raise ConfigError(Fault("training.batch_size", what, "set a multiple, or other processes"))
         if self._broken:
@@ -251,6 +257,10 @@ def follow(group: Group) -> None:
             trainer.step(argument)
         elif order == "validate":
             trainer.validate()
+        elif order == "save":
+            trainer.save_shards(argument)
+        elif order == "load_shards":
+            trainer.load_shards(argument)
         else:
             trainer.process_s()
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 import scaling
 from scaling.accounting import parameter_counts, run_flops
-from scaling.checkpoint import kept_name, load_checkpoint, remove_checkpoint, save_checkpoint
+from scaling.checkpoint import SHARDS, kept_name, load_checkpoint, remove_checkpoint, save_checkpoint
 from scaling.config import RunConfig
 from scaling.data import Corpus, stream_batch, train_batch, validation_batches
 from scaling.errors import ConfigError, Fault, StudyError
@@ -81,10 +81,22 @@ class Trainer:
         self.run, self.corpus, self.group = run, corpus, group
         self.device = group.device(run.runtime.device)
         self.model = build_model(run).to(self.device)
+        layout = run.runtime.parallel
+        self.sharded = layout is not None and layout.sharded
+        """Whether this process holds a part of the tensors."""
+        self.data = group.data(layout.tp if layout is not None else 1)
+        if layout is not None:
+            from scaling.parallel_model import parallelize  # half a second
+
+            parallelize(self.model, run)
         self.optimizer = build_optimizer(self.model, run)
         self.scaler = torch.amp.GradScaler(run.runtime.device, enabled=run.training.precision == "fp16")
         self._loss: Callable[..., Tensor] = compiled(self.model.loss) if run.training.compile else self.model.loss
-        self._averaging = group.averaging(self.model, self._loss)
+        if self.sharded:
+            from scaling.parallel_model import split_groups
+
+            split_groups(self.optimizer)
+        self._averaging = None if self.sharded else group.averaging(self.model, self._loss)
         self.norms: GradientNorms | None = None
         """The last step's, where it measured them (runtime.noise_scale_every_steps)."""
 
@@ -92,7 +104,7 @@ class Trainer:
         """Do update number `step`; return the batch's loss (nats per token) and the gradient norm before clipping."""
         self.group.tell("step", step)
         training, every = self.run.training, self.run.runtime.noise_scale_every_steps
-        tokens = self.group.share(torch.from_numpy(self._batch(step))).to(self.device)
+        tokens = self.data.share(torch.from_numpy(self._batch(step))).to(self.device)
         if every is not None and step % every == 0:
             loss, self.norms = self.measured_gradient(tokens)
         else:
@@ -101,13 +113,20 @@ class Trainer:
         inner = inner_optimizers(self.optimizer)
         for optimizer in inner:
             self.scaler.unscale_(optimizer)
-        clip = self.run.optimizer.clip_norm
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), math.inf if clip is None else clip)
+        norm = self._clip()
         for optimizer in inner:
             self.scaler.step(optimizer)
         self.scaler.update()
         assert not flattened(self.optimizer), "a step left groups whose learning rates have lost their ratios"
-        return loss, float(norm)
+        return loss, norm
+
+    def _clip(self) -> float:
+        limit = self.run.optimizer.clip_norm or math.inf
+        if self.sharded:
+            from scaling.parallel_model import clip_gradients
+
+            return clip_gradients(self.model.parameters(), limit, self.group)
+        return float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit))
 
     def _batch(self, step: int) -> np.ndarray:
         training, branch, context = self.run.training, self.run.branch, self.run.model.context
@@ -143,6 +162,10 @@ class Trainer:
         for index, part in enumerate(pieces):
             # Means are weighted by their sequences; gradients go between ranks with the last micro-batch alone.
             waits = self._averaging is not None and index + 1 < len(pieces)
+            if self.sharded:
+                from scaling.parallel_model import accumulate
+
+                accumulate(self.model, last=index + 1 == len(pieces))
             with self._averaging.no_sync() if waits and self._averaging is not None else nullcontext():
                 with self._autocast():
                     loss = compute(part) * (len(part) / len(tokens))
@@ -161,11 +184,14 @@ class Trainer:
         batches = validation_batches(
             self.corpus, sequences=sequences, context=self.run.model.context, batch_size=VALIDATION_BATCH
         )
-        for tokens in islice(batches, self.group.rank, None, self.group.size):
+        while round := list(islice(batches, self.data.size)):
+            # A rank that is left without a batch computes one with the others, whose tensors it holds a part of, and leaves it out.
+            tokens = round[min(self.data.rank, len(round) - 1)]
             with self._autocast():
                 loss = self.model.loss(torch.from_numpy(tokens).to(self.device), reduction="sum")
-            total += float(loss)
-            count += tokens.shape[0] * (tokens.shape[1] - 1)
+            if self.data.rank < len(round):
+                total += float(loss)
+                count += tokens.shape[0] * (tokens.shape[1] - 1)
         total, tokens_seen = self.group.sum(total, count)
         return total / tokens_seen
 
@@ -181,6 +207,52 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict()}
+
+    def save(self, directory: Path, state: dict[str, Any]) -> None:
+        """Checkpoint this run in its directory, with `state`: one file, or each process's part where the layout is sharded."""
+        kept = {"run_id": self.run.run_id, "state": state}
+        if not self.sharded:
+            save_checkpoint(directory, kept | self.state_dict())
+            return
+        from scaling.parallel_checkpoint import step_folder, write_state
+
+        folder = step_folder(directory, state["step"])
+        self.save_shards(folder)
+        write_state(directory, folder, kept)
+
+    def save_shards(self, folder: Path) -> None:
+        from scaling.parallel_checkpoint import held, write_shards
+
+        self.group.tell("save", folder)
+        write_shards(folder, held(self.model, self.optimizer), alone=self.group.size == 1)
+
+    def load_shards(self, folder: Path) -> None:
+        from scaling.parallel_checkpoint import read_shards
+
+        self.group.tell("load_shards", folder)
+        read_shards(folder, self.model, self.optimizer, alone=self.group.size == 1)
+
+    def resume(self, directory: Path) -> dict[str, Any] | None:
+        """Go on from the later of the directory's checkpoints, of whatever layout; return its state, None where there is none."""
+        whole = load_checkpoint(directory, self.run.run_id)
+        if (directory / SHARDS).exists():
+            from scaling.parallel_checkpoint import read_state
+
+            shards = read_state(directory, self.run.run_id)
+            if shards is not None and (whole is None or shards["state"]["step"] > whole["state"]["step"]):
+                self.load_shards(shards["folder"])
+                return dict(shards["state"])
+        if whole is None:
+            return None
+        if self.sharded:
+            from scaling.parallel_checkpoint import of_one_process, step_folder, write_shards
+
+            folder = step_folder(directory, whole["state"]["step"])
+            write_shards(folder, of_one_process(whole), alone=True)
+            self.load_shards(folder)
+        else:
+            self.load_state_dict(whole)
+        return dict(whole["state"])
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.group.tell("load", {name: state[name] for name in ("model", "optimizer", "scaler")})
@@ -237,10 +309,9 @@ def _train(trainer: Trainer, directory: Path, on_progress: Callable[[Progress], 
     """Train from the last checkpoint, or the first step, to the end."""
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     run, corpus, state = trainer.run, trainer.corpus, _State()
-    saved = load_checkpoint(directory, run.run_id)
+    saved = trainer.resume(directory)
     if saved is not None:
-        trainer.load_state_dict(saved)
-        state = _State(**saved["state"])
+        state = _State(**saved)
     elif run.branch is not None:
         what = f"holds no checkpoint of step {run.branch.step} of run {run.branch.run_id}, which this run branches off"
         raise StudyError(Fault(str(directory), what, "make it by `mutransfer branch`, which puts it there"))
@@ -325,7 +396,7 @@ def _loop(
             on_progress(Progress(run.run_id, state.step, training.steps, loss))
         if runtime.checkpoint_every_steps and state.step % runtime.checkpoint_every_steps == 0:
             clock.update()
-            save_checkpoint(directory, {"run_id": run.run_id, "state": vars(state).copy(), **trainer.state_dict()})
+            trainer.save(directory, vars(state).copy())
         if state.step in runtime.keep_checkpoints_at_steps:
             clock.update()
             kept = {"run_id": run.run_id, "state": vars(state).copy(), **trainer.state_dict()}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from scaling.errors import ConfigError, Fault, StudyError, UserError
-from scaling.torchrun import follows
+from scaling.torchrun import follows, started_by_torchrun, world_size
 from sweeps.cli_common import DOTTED, NOT_OK, OK, answer, messages, overrides
 
 if TYPE_CHECKING:
@@ -22,6 +22,10 @@ RunPath = Annotated[
     Path, typer.Argument(help="A run's YAML file (configs/models/), or config.yaml of a run.", show_default=False)
 ]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="Override a config key: --set a.b=value.", show_default=False)]
+Parallel = Annotated[
+    str | None,
+    typer.Option(help="Lay the run over processes: fsdp=2,tp=1; keys dp, fsdp, tp, sp, zero, recompute.", show_default=False),
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 
@@ -46,6 +50,19 @@ def load_run(path: Path, settings: Sequence[str]) -> RunConfig:
     return run.model_copy(update={"data": absolute_paths(run.data, path.parent)})
 
 
+def laid_out(run: RunConfig, parallel: str | None) -> RunConfig:
+    """`run` with the layout of `--parallel` and its number of processes. Raises ConfigError with all that is wrong with the layout."""
+    from scaling.parallel import parse_layout, require_layout
+
+    given = world_size(os.environ) if started_by_torchrun(os.environ) else None
+    if parallel is not None:
+        layout, runtime = parse_layout(parallel), run.runtime
+        processes = layout.processes if runtime.processes == 1 else runtime.processes
+        run = run.model_copy(update={"runtime": runtime.model_copy(update={"parallel": layout, "processes": processes})})
+    require_layout(run, given)
+    return run
+
+
 def register(app: typer.Typer) -> None:
     app.command("train", context_settings=DOTTED)(train_command)
     app.command("explain", context_settings=DOTTED)(explain_command)
@@ -55,6 +72,7 @@ def train_command(
     context: typer.Context,
     path: RunPath,
     out: Annotated[Path | None, typer.Option(help="Run directory; default runs/RUN_ID.", show_default=False)] = None,
+    parallel: Parallel = None,
     settings: Settings = None,
     json: Json = False,
 ) -> int:
@@ -69,7 +87,7 @@ def train_command(
     if follows(os.environ):
         return follow_rank_0()
     stop_on_sigterm()
-    run = load_run(path, overrides(settings or [], context.args))
+    run = laid_out(load_run(path, overrides(settings or [], context.args)), parallel)
     console, started = messages(), time.perf_counter()
     corpus = prepare(run.data, context=run.model.context, vocab_size=run.model.vocab_size)
     # The run's name says which data it was trained on.

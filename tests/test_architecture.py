@@ -23,6 +23,7 @@ TORCH_FREE = (
     "errors",
     "hyperparameters",
     "locks",
+    "parallel",
     "parametrization",
     "records",
     "schedule",
