@@ -112,6 +112,11 @@ def device_called(
     return replace(known, **changes)
 
 
+def budget_flops(gpu_hours: float, device: Device, mfu: float, arithmetic: Arithmetic = "bf16") -> float:
+    """FLOP that so many hours of one device do at this share of its peak."""
+    return gpu_hours * 3600.0 * device.peak(arithmetic) * mfu
+
+
 def _not_positive(**given: float | None) -> list[Fault]:
     return [
         Fault(f"--{key.replace('_', '-')}", f"{value:g} is no positive number")

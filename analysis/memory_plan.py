@@ -32,7 +32,8 @@ class Scheme:
     """Bytes a parameter of each term, which terms are split over the data-parallel ranks, and what its engine keeps beside them.
 
     unit_bytes: of each parameter of the largest unit that is whole for a moment; logit_bytes: of each logit; gate_tensors: tensors of MLP
-    width that SwiGLU keeps for its backward pass.
+    width that SwiGLU keeps for its backward pass. saves_gathered: whether inputs of column-parallel products are kept as they are gathered
+    along the sequence, as torch's tensor parallelism does; Megatron gathers them again.
     """
 
     weights: int
@@ -42,11 +43,12 @@ class Scheme:
     unit_bytes: int
     logit_bytes: int
     gate_tensors: int
+    saves_gathered: bool
     source: str
 
 
 def _scheme(per_param: tuple[int, int, int], sharded: str, unit: int, logit: int, gate: int, source: str) -> Scheme:
-    return Scheme(*per_param, frozenset(sharded.split()), unit, logit, gate, source)
+    return Scheme(*per_param, frozenset(sharded.split()), unit, logit, gate, not source.startswith("Megatron"), source)
 
 
 _ALL = "weights gradients optimizer"
@@ -175,10 +177,17 @@ def stage_memory(model: ModelConfig, layout: Layout, stage: int) -> DeviceMemory
     # A rank that shares its weights with nobody has no whole copy to gather.
     unit = scheme.unit_bytes * largest_unit(model, layout, stage) if layout.shards > 1 else 0.0
     last = stage == layout.pp - 1
-    logits = scheme.logit_bytes * _tokens(model, layout) * model.vocabulary / layout.tp if last else 0.0
+    logits = _logits(model, layout) if last else 0.0
     activations = stage_activations(model, layout, stage)
     weights, gradients, optimizer = map(states, ("weights", "gradients", "optimizer"))
     return DeviceMemory(weights, gradients, optimizer, activations, logits, unit, stage, parameters)
+
+
+def _logits(model: ModelConfig, layout: Layout) -> float:
+    """Bytes of one micro-batch's logits, and of the readout's input where it is kept whole beside its split."""
+    gathered = layout.scheme.saves_gathered and layout.sequence_parallel
+    whole = ACTIVATION_BYTES * model.width * (1 - 1 / layout.tp) if gathered else 0.0
+    return _tokens(model, layout) * (layout.scheme.logit_bytes * model.vocabulary / layout.tp + whole)
 
 
 def _tokens(model: ModelConfig, layout: Layout) -> float:
@@ -235,6 +244,8 @@ def layer_activations(model: ModelConfig, layout: Layout, checkpointing: Checkpo
         # Inputs of two norms, of the query, key, value product and of the MLP; two byte-wide masks.
         whole = 4.0 * width + (width if layout.dropout else 0.0)
         split = 2.0 * width + 2.0 * kv_width + mlp * (layout.scheme.gate_tensors if model.activation == "swiglu" else 2)
+        if layout.scheme.saves_gathered and layout.sequence_parallel:
+            split += 2.0 * width * (layout.tp - 1)
     scores = 0.0
     if kind == "none" and not layout.flash_attention:
         scores = model.heads * model.context * (5 if layout.dropout else 4) / layout.tp

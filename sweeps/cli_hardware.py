@@ -1,4 +1,5 @@
-"""`mutransfer layout`: how a large run may be spread over devices, which layouts fit, and how long they take."""
+"""`mutransfer layout`: which layouts of a large run fit on given devices, and how long they take; `mutransfer budget`: the size and
+the tokens that a budget of FLOP or of device hours is best spent on."""
 
 from __future__ import annotations
 
@@ -16,11 +17,10 @@ if TYPE_CHECKING:
     from analysis.layouts import LayoutSearch
     from scaling.config import RunConfig
 
-Given = typer.Option(min=1, show_default=False)
-
 
 def register(app: typer.Typer) -> None:
     app.command("layout", context_settings=DOTTED)(layout_command)
+    app.command("budget")(budget_command)
 
 
 def layout_command(
@@ -111,3 +111,74 @@ def _possible(config: RunConfig, search: LayoutSearch, gpus: int, device: Device
 
     faults = fixed_faults(config.model, search, gpus, config.training.batch_size, device.node_devices)
     raise_all(faults, ConfigError)
+
+
+def budget_command(
+    table: Annotated[Path, typer.Argument(help="A study directory, or a CSV/Parquet table of runs.", show_default=False)],
+    flops: Annotated[float | None, typer.Option(help="The budget, FLOP (6 N D).", show_default=False)] = None,
+    gpu_hours: Annotated[float | None, typer.Option(help="Or in hours of one device, all together.", show_default=False)] = None,
+    device: Annotated[str | None, typer.Option(help="With --gpu-hours: h100, a100, ...", show_default=False)] = None,
+    mfu: Annotated[
+        float | None, typer.Option(help="With --gpu-hours: share of the peak; measure it, or see `layout`.", show_default=False)
+    ] = None,
+    arithmetic: Annotated[str | None, typer.Option(help="With --gpu-hours: bf16 (default) or fp8.", show_default=False)] = None,
+    peak_tflops: Annotated[float | None, typer.Option(help="Dense peak of an unlisted device.", show_default=False)] = None,
+    memory_gib: Annotated[float | None, typer.Option(help="Usable memory of an unlisted device.", show_default=False)] = None,
+    law: Annotated[str, typer.Option(help="The scaling law that is fitted and split, as for `fit`.")] = "chinchilla",
+    columns: Annotated[
+        list[str] | None, typer.Option("--column", help="Name of a column: --column params=N.", show_default=False)
+    ] = None,
+    params_include: Annotated[
+        str | None, typer.Option(help="What params count: embedding or non-embedding.", show_default=False)
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> int:
+    """The compute-optimal size and tokens of a budget, with intervals, by a scaling law fitted to a table of runs."""
+    from analysis.fit import fit
+    from analysis.hardware import budget_flops, device_called
+
+    needed = {"--device": device, "--mfu": mfu}
+    more = {"--arithmetic": arithmetic, "--peak-tflops": peak_tflops, "--memory-gib": memory_gib}
+    raise_all(_budget_faults(flops, gpu_hours, needed, more, columns or ()), ConfigError)
+    how = "as given"
+    if gpu_hours is not None and device is not None and mfu is not None:
+        found = device_called(device, peak_tflops=peak_tflops, memory_gib=memory_gib)
+        kind = _arithmetic(arithmetic or "bf16", found)
+        flops = budget_flops(gpu_hours, found, mfu, kind)
+        how = f"{gpu_hours:g} hours of {found.name} at {mfu:.0%} of its {kind} peak [{found.source}]"
+    assert flops is not None, "one of the two is given"
+    pairs = dict(text.split("=", 1) for text in columns or ())
+    result = fit(table, law, columns=pairs, params_include=params_include)
+    split = result.optimal(flops)
+    document = {"budget_flops": flops, "budget": how, "optimal": split.to_dict(), "fit": result.to_dict()}
+    document |= {"trusted": result.trusted and not split.flags, "flags": [*result.flags, *split.flags]}
+    text = f"budget {flops:.4g} FLOP, counted as 6 N D: {how}\n{split}\n\n{result}"
+    answer(document, text, json)
+    return OK if document["trusted"] else NOT_OK
+
+
+def _budget_faults(
+    flops: float | None, hours: float | None, needed: dict[str, Any], more: dict[str, Any], columns: Sequence[str]
+) -> list[Fault]:
+    """needed, more: options that hours must, and may, come with."""
+    faults = []
+    if (flops is None) == (hours is None):
+        faults.append(Fault("--flops, --gpu-hours", "one of the two is the budget", "give --flops or --gpu-hours, not both"))
+    for option, value in {"--flops": flops, "--gpu-hours": hours, "--mfu": needed["--mfu"]}.items():
+        if value is not None and not 0 < value < float("inf"):
+            faults.append(Fault(f"{option} {value:g}", "is no positive number"))
+    if needed["--mfu"] is not None and needed["--mfu"] > 1:
+        faults.append(Fault(f"--mfu {needed['--mfu']:g}", "is more than the peak", "a share: 0.4 is 40 %"))
+    cures = {"--device": "--device h100", "--mfu": "--mfu 0.4, as measured, or as `mutransfer layout` expects"}
+    if hours is not None:
+        missing = [option for option, value in needed.items() if value is None]
+        faults += [Fault(option, "is needed to turn hours into FLOP", cures[option]) for option in missing]
+    else:
+        unread = [option for option, value in (needed | more).items() if value is not None]
+        faults += [Fault(option, "says what an hour is worth, and no hours are given", "leave it out") for option in unread]
+    names = [text.partition("=")[0] for text in columns]
+    faults += [
+        Fault(f"--column {text}", "is not of the form NAME=COLUMN", "--column params=N") for text in columns if "=" not in text
+    ]
+    faults += [Fault(f"--column {name}", "is given twice", "leave one out") for name in {n for n in names if names.count(n) > 1}]
+    return faults

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from statistics import median
 
 import pytest
 from hypothesis import given
@@ -65,6 +66,13 @@ def test_activations_are_those_of_korthikanti(tp: int, sequence_parallel: bool, 
     if checkpointing == "full":
         expected = 2 * s * b * h / (t if sequence_parallel else 1)
     assert layer_activations(GPT_530B, layout) == pytest.approx(expected, rel=1e-12)
+
+
+def test_tensor_parallelism_of_torch_keeps_the_inputs_that_it_gathers() -> None:
+    """Two inputs of 16 bit a token and layer, whole on each rank; Megatron gathers them again in the backward pass."""
+    model = LLAMA_8B.model_copy(update={"activation": "gelu"})
+    torch, megatron = (layer_activations(model, Layout(1, tp=8, sharding=name)) for name in ("fsdp", "megatron-fsdp"))
+    assert torch - megatron == pytest.approx(2 * 2 * model.width * model.context * 7 / 8)
 
 
 @pytest.mark.parametrize(
@@ -219,3 +227,4 @@ def test_the_efficiency_band_is_the_range_of_published_runs(arithmetic: str) -> 
     low, middle, high = EFFICIENCY[arithmetic]  # type: ignore[index]
     assert (low, high) == (pytest.approx(min(shares), abs=0.006), pytest.approx(max(shares), abs=0.006))
     assert low < middle < high
+    assert middle == pytest.approx(median(shares), abs=0.006)

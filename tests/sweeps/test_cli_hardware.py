@@ -82,3 +82,44 @@ def test_a_vocabulary_that_only_data_would_tell_is_asked_for(call: Any) -> None:
     code, _, errors = call("--gpus", "16", "--device", "h100", "--set", "model.vocab_size=null")
     assert code == 2
     assert "--set model.vocab_size=NUMBER" in errors
+
+
+@pytest.fixture
+def budget(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
+    """The command on 16 runs of a law whose optimum is known: parameters and tokens share a budget evenly."""
+    rows = [(n, d, 1.7 + (2e3 / n) ** 0.35 + (2e4 / d) ** 0.35) for n in (1e6, 1e7, 1e8, 1e9) for d in (1e7, 1e8, 1e9, 1e10)]
+    lines = ["params,tokens,loss", *(f"{n},{d},{loss}" for n, d, loss in rows)]
+    (tmp_path / "runs.csv").write_text("\n".join(lines))
+
+    def mutransfer(*arguments: str) -> tuple[int, Any, str]:
+        monkeypatch.setattr("sys.argv", ["mutransfer", "budget", str(tmp_path / "runs.csv"), *arguments, "--json"])
+        code = cli._main()
+        captured = capsys.readouterr()
+        return code, json.loads(captured.out), captured.err
+
+    return mutransfer
+
+
+def test_hours_of_a_device_become_flop(budget: Any) -> None:
+    _, document, _ = budget("--gpu-hours", "10", "--device", "h100", "--mfu", "0.4")
+    assert document["budget_flops"] == pytest.approx(10 * 3600 * 989e12 * 0.4)
+    split = document["optimal"]
+    assert 6 * split["params"]["value"] * split["tokens"]["value"] == pytest.approx(document["budget_flops"])
+    assert split["tokens"]["value"] / split["params"]["value"] == pytest.approx(10, rel=0.05)
+
+
+def test_hours_and_flop_of_one_budget_agree(budget: Any) -> None:
+    _, hours, _ = budget("--gpu-hours", "10", "--device", "h100", "--mfu", "0.4")
+    _, flops, _ = budget("--flops", str(hours["budget_flops"]))
+    assert flops["optimal"] == hours["optimal"]
+
+
+def test_hours_without_what_they_are_worth_are_refused_at_once(budget: Any) -> None:
+    code, document, _ = budget("--gpu-hours", "10")
+    assert code == 2
+    assert [fault["where"] for fault in document["errors"]] == ["--device", "--mfu"]
+
+
+def test_two_budgets_or_none_are_refused(budget: Any) -> None:
+    assert budget("--gpu-hours", "10", "--flops", "1e20", "--device", "h100", "--mfu", "0.4")[0] == 2
+    assert budget()[0] == 2
