@@ -26,6 +26,8 @@ Fits = Literal["yes", "perhaps", "no"]
 """perhaps: with the least overhead it does, with the most it does not."""
 LONG_CONTEXT_TOKENS = 8192
 """Below it the search leaves context parallelism out: tensor parallel splits the sequence already."""
+SMALLEST_WIDTH = 4096
+"""Of the published runs behind EFFICIENCY; smaller products reach less of the peak."""
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 VIRTUAL_STAGES = (1, 2, 4, 8)
 SHARDINGS = ("megatron-dist", "fsdp")
@@ -79,10 +81,14 @@ class LayoutPlan:
             )
             if needed and math.isnan(bandwidth)
         ]
-        untimed = (
-            f"{', '.join(unknown)} not given: that communication is counted and not timed, and MFU is at most what stands here"
-        )
-        return (untimed,) if unknown else ()
+        untimed = "not given: that communication is counted and not timed, and MFU is at most what stands here"
+        notes = [f"{', '.join(unknown)} {untimed}"] if unknown else []
+        if self.model.width < SMALLEST_WIDTH:
+            small = (
+                f"width {self.model.width} is below {SMALLEST_WIDTH}, the smallest of the published runs that MFU is taken from"
+            )
+            notes.append(f"{small}: MFU and hours are too good for it")
+        return tuple(notes)
 
     def hours(self, planned: PlannedLayout) -> tuple[float, float, float]:
         """Hours of the whole run at the middle, the lowest and the highest MFU."""
@@ -134,6 +140,9 @@ class LayoutPlan:
                 _terms(self.nearest),
                 f"    cure: {_cure(self.nearest)}",
             ]
+        elif not self.ranked:
+            cure = "a number of devices that heads, layers and the batch share out evenly, or another batch"
+            lines += ["", "nothing is possible", f"    cure: {cure}"]
         return "\n".join(lines)
 
     def _reasons(self) -> list[tuple[str, int]]:

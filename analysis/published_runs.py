@@ -218,6 +218,11 @@ def speed_rows() -> list[dict[str, Any]]:
     return documents
 
 
+def smallest_width() -> int:
+    """Of the models behind the efficiencies."""
+    return min(row.model.width for row in _speeds())
+
+
 def _family(row: SpeedRow) -> str:
     return row.source.split(" ")[0]
 

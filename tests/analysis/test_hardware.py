@@ -195,6 +195,19 @@ def test_unstated_bandwidths_are_said_beside_the_times() -> None:
     assert not search_layouts(LLAMA_8B, H100, 16, 128, 10**9).notes
 
 
+def test_sizes_below_the_published_ones_are_said() -> None:
+    small = LLAMA_8B.model_copy(update={"width": 512, "queries_per_kv": 1})
+    assert "width 512 is below 4096" in search_layouts(small, H100, 8, 64, 10**9).notes[0]
+    assert published_runs.smallest_width() == 4096
+
+
+def test_a_number_of_devices_that_nothing_divides_is_said() -> None:
+    plan = search_layouts(LLAMA_8B, H100, 7, 512, 10**9)
+    assert not plan.ranked
+    assert "nothing is possible" in plan.text(5)
+    assert all(reason.startswith("impossible:") for reason in plan.rejected)
+
+
 def test_more_overhead_than_room_is_perhaps() -> None:
     layout = Layout(16, tp=2, pp=2, batch_size=128)
     low, high = device_memory(LLAMA_8B, layout).band
