@@ -1,0 +1,179 @@
+"""Megatron-LM with megatron-core 0.17 or newer: its own muP by flags, and what that muP does otherwise than the run. Torch-free.
+
+`--use-mup` is Tensor Programs V's Table 8: hidden matrices get lr / m and eps / m, m being hidden over base hidden size, and start at
+init-std / sqrt(m), those that write to the residual stream at that over sqrt(2 layers) too; everything else keeps lr and eps; logits are
+multiplied by 1 / m. It has one weight decay for all matrices, none for gains. `native` has these values a tensor, and `differences`
+holds them against the run's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scaling.config import RunConfig
+from scaling.errors import Fault
+from scaling.exports.batch import Batch
+from scaling.exports.llama import llama_faults
+from scaling.exports.plan import schedule_dict
+from scaling.parametrization import TensorRule, carried, forward_rules, tensor_rules
+
+OPTIMIZERS = ("adamw",)
+LEAST = "megatron-core 0.17"
+FIELDS = ("lr", "weight_decay", "eps", "init_std")
+ACCEPTABLE = ("eps", "weight_decay", "init_std")
+"""What a user may accept to be otherwise; another LR is another muP."""
+
+
+@dataclass(frozen=True)
+class Native:
+    """What --use-mup gives one tensor."""
+
+    lr: float
+    weight_decay: float
+    eps: float
+    init_std: float
+    """NaN for gains, which start at 1."""
+
+
+def hidden_std(run: RunConfig) -> float:
+    """--init-method-std: the hidden matrices' at the base width."""
+    query = next(rule for rule in tensor_rules(run) if rule.role == "hidden")
+    return query.init_std * math.sqrt(run.model.width / run.base.width)
+
+
+def native(run: RunConfig, rule: TensorRule) -> Native:
+    """The values of --use-mup for the tensor of `rule`, under the flags that `arguments` writes."""
+    optimizer, m = carried(run), run.model.width / run.base.width
+    decay = optimizer.weight_decay
+    if rule.role == "hidden":
+        std = hidden_std(run) / math.sqrt(m)
+        writes = rule.name.endswith(("attention.output.weight", "mlp.down.weight"))
+        std = std / math.sqrt(2 * run.model.depth) if writes else std
+        return Native(optimizer.lr / m, decay, optimizer.eps / m, std)
+    if rule.role in ("embedding", "readout"):
+        std = run.parametrization.init.embedding_std if rule.role == "embedding" else hidden_std(run)
+        return Native(optimizer.lr, decay, optimizer.eps, std)
+    return Native(optimizer.lr, 0.0, optimizer.eps, math.nan)
+
+
+def differences(run: RunConfig) -> dict[str, list[str]]:
+    """Field -> what Megatron gives otherwise than the run, tensor by tensor; layers are not told apart."""
+    found: dict[str, list[str]] = {}
+    for rule in tensor_rules(run):
+        theirs = native(run, rule)
+        kind = ".".join("*" if part.isdigit() else part for part in rule.name.split("."))
+        for name in FIELDS:
+            ours, given = getattr(rule, name), getattr(theirs, name)
+            if (math.isnan(ours) and math.isnan(given)) or math.isclose(ours, given, rel_tol=1e-12):
+                continue
+            line = f"{name} of {kind}: the run's {ours:.4g}, Megatron's {given:.4g}"
+            if line not in found.setdefault(name, []):
+                found[name].append(line)
+    return found
+
+
+def faults(run: RunConfig, accept: Sequence[str]) -> list[Fault]:
+    """Everything of `run` that Megatron's flags cannot express and that is not accepted."""
+    found = llama_faults(run, "Megatron", qk_norm=True)
+    kind, forward, model = run.parametrization.kind, forward_rules(run), run.model
+    m = model.width / run.base.width
+    if (kind, run.parametrization.form) != ("mup", "table8"):
+        found.append(Fault("parametrization", f"{kind} is not Megatron's muP, which is mup in form table8", "--engine pytorch"))
+    if model.tied_embeddings:
+        found.append(
+            Fault("model.tied_embeddings", "is not written: embedding and readout have two multipliers", "set it to false")
+        )
+    if (forward.attention_branch, forward.mlp_branch) != (1.0, 1.0):
+        found.append(
+            Fault("parametrization.residual_multiplier", "Megatron has no multiplier on residual branches", "leave it at 1")
+        )
+    if forward.readout == 1.0 and m != 1.0:
+        what = f"makes the logits' multiplier 1, which --mup-output-mult takes as its default of 1 / {m:g}"
+        found.append(Fault("parametrization.readout_multiplier", what, "another value"))
+    unknown = [name for name in accept if name not in ACCEPTABLE]
+    found += [Fault(f"--accept {name}", "cannot be accepted", f"one of {', '.join(ACCEPTABLE)}") for name in unknown]
+    if run.schedule.kind == "wsd" and run.schedule.decay_fraction == 0.0:
+        found.append(Fault("schedule.decay_fraction", "is 0, which Megatron's WSD does not take", "use schedule.kind constant"))
+    if not found:
+        found += [
+            Fault(name, lines[0] + (f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""), _cure(name))
+            for name, lines in differences(run).items()
+            if name not in accept
+        ]
+    return found
+
+
+def _cure(name: str) -> str:
+    cures = {
+        "weight_decay": "--set optimizer.weight_decay_rule=unscaled (lr * decay then falls with width), or --accept weight_decay",
+        "eps": "--accept eps (it acts where gradients are near eps), or --engine pytorch",
+        "init_std": "--set parametrization.init.block_output=depth_scaled and readout_std that of hidden matrices, or --accept init_std",
+    }
+    return cures.get(name, "--engine pytorch")
+
+
+def arguments(run: RunConfig, batch: Batch) -> list[tuple[str, str | None]]:
+    """Flag and value in order; a flag without a value has None."""
+    model, optimizer, schedule = run.model, carried(run), schedule_dict(run)
+    forward, m = forward_rules(run), run.model.width / run.base.width
+    style = {"wsd": "WSD"}.get(run.schedule.kind, run.schedule.kind)
+    decay_steps = schedule["steps"] - schedule["decay_start_step"]
+    attention = run.parametrization.attention_multiplier
+    flags: list[tuple[str, str | None]] = [
+        ("--num-layers", str(model.depth)),
+        ("--hidden-size", str(model.width)),
+        ("--ffn-hidden-size", str(model.mlp_width)),
+        ("--num-attention-heads", str(model.heads)),
+        ("--kv-channels", str(model.head_size)),
+        ("--group-query-attention", None),
+        ("--num-query-groups", str(model.kv_heads)),
+        ("--swiglu", None),
+        ("--normalization", "RMSNorm"),
+        ("--norm-epsilon", "1e-06"),
+        ("--disable-bias-linear", None),
+        ("--untie-embeddings-and-output-weights", None),
+        ("--position-embedding-type", "rope"),
+        ("--rotary-base", f"{model.rope_base:.0f}"),
+        ("--attention-dropout", "0.0"),
+        ("--hidden-dropout", "0.0"),
+        ("--seq-length", str(model.context)),
+        ("--max-position-embeddings", str(model.context)),
+        ("--micro-batch-size", str(batch.micro)),
+        ("--global-batch-size", str(batch.sequences)),
+        ("--train-iters", str(schedule["steps"])),
+        ("--optimizer", "adam"),
+        ("--lr", repr(optimizer.lr)),
+        ("--min-lr", repr(optimizer.lr * run.schedule.final_factor)),
+        ("--lr-decay-style", style),
+        ("--lr-decay-iters", str(schedule["steps"])),
+        ("--lr-warmup-iters", str(schedule["warmup_steps"])),
+        ("--weight-decay", repr(optimizer.weight_decay)),
+        ("--adam-beta1", repr(optimizer.beta1)),
+        ("--adam-beta2", repr(optimizer.beta2)),
+        ("--adam-eps", repr(optimizer.eps)),
+        ("--clip-grad", repr(optimizer.clip_norm or 0.0)),
+        ("--init-method-std", repr(hidden_std(run))),
+        ("--embedding-init-method-std", repr(run.parametrization.init.embedding_std)),
+        ("--use-mup", None),
+        ("--mup-base-hidden-size", str(run.base.width)),
+        ("--mup-base-head-dim", repr(run.base_model().head_size * attention**2)),
+        ("--mup-embedding-mult", repr(forward.embedding)),
+    ]
+    if forward.readout * m != 1.0:
+        flags.append(("--mup-output-mult", repr(forward.readout)))
+    if run.schedule.kind == "wsd":
+        flags += [("--lr-wsd-decay-style", "linear"), ("--lr-wsd-decay-iters", str(decay_steps))]
+    if model.qk_norm:
+        flags.append(("--qk-layernorm", None))
+    if run.training.precision != "fp32":
+        flags.append((f"--{run.training.precision}", None))
+    return flags
+
+
+def export_files(run: RunConfig, batch: Batch) -> dict[str, str]:
+    """File name -> content: the flags as a shell array, to be followed by those of data, tokenizer, layout and checkpoints."""
+    lines = [f"  {flag}" if value is None else f"  {flag} {value}" for flag, value in arguments(run, batch)]
+    head = f'# {LEAST} or newer. Data, tokenizer, layout and checkpoints are yours to add: pretrain_gpt.py "${{MUTRANSFER[@]}}" ...\n'
+    return {"megatron_arguments.sh": head + "MUTRANSFER=(\n" + "\n".join(lines) + "\n)\n"}
