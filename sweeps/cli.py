@@ -15,7 +15,7 @@ import typer
 
 from scaling.errors import ConfigError, Fault, Interrupted, StudyError, UserError, program
 from scaling.torchrun import follows, started_by_torchrun
-from sweeps import cli_analysis, cli_batch, cli_coordinates, cli_fit, cli_hardware, cli_import, cli_run
+from sweeps import cli_analysis, cli_batch, cli_coordinates, cli_export, cli_fit, cli_hardware, cli_import, cli_run
 from sweeps.cli_common import (
     DOTTED,
     NOT_OK,
@@ -282,6 +282,7 @@ cli_run.register(app)
 cli_coordinates.register(app)
 cli_import.register(app)
 cli_fit.register(app)
+cli_export.register(app)
 cli_batch.register(app)
 cli_hardware.register(app)
 
