@@ -21,6 +21,7 @@ TORCH_FREE = (
     "config_file",
     "coordinate_rows",
     "errors",
+    "exports",
     "hyperparameters",
     "locks",
     "parallel",

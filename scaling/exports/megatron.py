@@ -1,9 +1,9 @@
 """Megatron-LM with megatron-core 0.17 or newer: its own muP by flags, and what that muP does otherwise than the run. Torch-free.
 
 `--use-mup` is Tensor Programs V's Table 8: hidden matrices get lr / m and eps / m, m being hidden over base hidden size, and start at
-init-std / sqrt(m), those that write to the residual stream at that over sqrt(2 layers) too; everything else keeps lr and eps; logits are
-multiplied by 1 / m. It has one weight decay for all matrices, none for gains. `native` has these values a tensor, and `differences`
-holds them against the run's.
+init-std / sqrt(m), those that write to the residual stream at that over sqrt(2 layers) too; everything else keeps lr and eps, embedding
+and readout start at one std of their own; logits are multiplied by 1 / m. It has one weight decay for all matrices, none for gains.
+`native` has these values a tensor, and `differences` holds them against the run's.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def native(run: RunConfig, rule: TensorRule) -> Native:
         std = std / math.sqrt(2 * run.model.depth) if writes else std
         return Native(optimizer.lr / m, decay, optimizer.eps / m, std)
     if rule.role in ("embedding", "readout"):
-        std = run.parametrization.init.embedding_std if rule.role == "embedding" else hidden_std(run)
-        return Native(optimizer.lr, decay, optimizer.eps, std)
+        # Under muP the output layer starts by the embedding's std.
+        return Native(optimizer.lr, decay, optimizer.eps, run.parametrization.init.embedding_std)
     return Native(optimizer.lr, 0.0, optimizer.eps, math.nan)
 
 
@@ -109,7 +109,7 @@ def _cure(name: str) -> str:
     cures = {
         "weight_decay": "--set optimizer.weight_decay_rule=unscaled (lr * decay then falls with width), or --accept weight_decay",
         "eps": "--accept eps (it acts where gradients are near eps), or --engine pytorch",
-        "init_std": "--set parametrization.init.block_output=depth_scaled and readout_std that of hidden matrices, or --accept init_std",
+        "init_std": "--set parametrization.init.block_output=depth_scaled and readout_std = embedding_std, or --accept init_std",
     }
     return cures.get(name, "--engine pytorch")
 

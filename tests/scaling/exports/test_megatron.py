@@ -1,0 +1,101 @@
+"""What --use-mup gives every tensor, as the export states it: here, and inside megatron-core where that is installed (make engines)."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scaling.config import InitConfig, OptimizerConfig, RunConfig, TrainingConfig
+from scaling.exports import megatron
+from scaling.exports.batch import make_batch
+from scaling.model_config import ModelFamily
+from scaling.parametrization import tensor_rules
+from tests.conftest import tiny_run
+
+ROOT = Path(__file__).parents[3]
+installed = pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason="megatron-core is not here: make engines")
+
+
+def megatron_run(**optimizer: Any) -> RunConfig:
+    """Width 128 from 32; what Megatron can express but for eps."""
+    family = ModelFamily(depth=2, head_dim=16, context=16, vocab_size=512, activation="swiglu", norm_gain=True)
+    init = InitConfig(block_output="depth_scaled", hidden_std=0.04, embedding_std=0.03, readout_std=0.03)
+    settings = OptimizerConfig(**({"lr": 2.0**-6, "weight_decay": 0.1, "weight_decay_rule": "unscaled"} | optimizer))
+    training = TrainingConfig(steps=10, batch_size=8)
+    return tiny_run(128, family=family, init=init, optimizer=settings, training=training)
+
+
+def test_only_eps_differs_where_the_rest_can_be_expressed() -> None:
+    assert {fault.where for fault in megatron.faults(megatron_run(), [])} == {"eps"}
+    assert megatron.faults(megatron_run(), ["eps"]) == []
+
+
+def test_a_decay_that_megatron_cannot_express_is_refused() -> None:
+    faults = megatron.faults(megatron_run(weight_decay_rule="constant"), ["eps"])
+    assert [fault.where for fault in faults] == ["weight_decay"]
+    assert "the run's 0.4, Megatron's 0.1" in faults[0].what
+
+
+def test_an_lr_that_differs_cannot_be_accepted() -> None:
+    run = megatron_run(lr_multipliers={"embedding": 2.0})
+    assert "lr" in {fault.where for fault in megatron.faults(run, ["eps"])}
+    assert "--accept lr" in {fault.where for fault in megatron.faults(run, ["lr"])}
+
+
+def test_other_parametrizations_are_refused() -> None:
+    run = tiny_run(64, kind="completep")
+    assert {"parametrization", "model.activation", "model.norm_gain"} <= {fault.where for fault in megatron.faults(run, [])}
+
+
+@installed
+def test_every_tensor_in_megatron_core_has_what_the_export_states() -> None:
+    run = megatron_run()
+    flags = dict(megatron.arguments(run, make_batch(run, 1, None)))
+    environment = os.environ | {"PYTHONWARNINGS": "ignore"}
+    script = Path(__file__).with_name("megatron_values.py")
+    result = subprocess.run(
+        [sys.executable, str(script)], cwd=ROOT, input=json.dumps(flags), capture_output=True, text=True, env=environment
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    found = json.loads(result.stdout.splitlines()[-1])
+    assert found["softmax_scale"] == pytest.approx(1 / math.sqrt(16))
+    assert found["output_mult"] == 0.25
+    seen = set()
+    for rule in tensor_rules(run):
+        name = megatron_name(rule.name)
+        values, stated = found["tensors"][name], megatron.native(run, rule)
+        seen.add(name)
+        assert (values["lr"], values["weight_decay"], values["eps"]) == (stated.lr, stated.weight_decay, stated.eps), rule.name
+        if not math.isnan(stated.init_std):
+            assert values["std"] == pytest.approx(stated.init_std, rel=5 / math.sqrt(2 * values["entries"])), rule.name
+    assert seen == set(found["tensors"])
+
+
+def megatron_name(name: str) -> str:
+    """Ours -> megatron-core's GPTModel, whose query, key and value, and gate and up, are one tensor each."""
+    ends = {
+        "embedding": "embedding.word_embeddings",
+        "final_norm": "decoder.final_layernorm",
+        "readout": "output_layer",
+        "attention.query": "self_attention.linear_qkv",
+        "attention.key": "self_attention.linear_qkv",
+        "attention.value": "self_attention.linear_qkv",
+        "attention.output": "self_attention.linear_proj",
+        "mlp.up": "mlp.linear_fc1",
+        "mlp.gate": "mlp.linear_fc1",
+        "mlp.down": "mlp.linear_fc2",
+        "attention_norm": "input_layernorm",
+        "mlp_norm": "pre_mlp_layernorm",
+    }
+    parts = name.removesuffix(".weight").split(".")
+    if parts[0] != "blocks":
+        return f"{ends[parts[0]]}.weight"
+    return f"decoder.layers.{parts[1]}.{ends['.'.join(parts[2:])]}.weight"

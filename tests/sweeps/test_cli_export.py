@@ -1,0 +1,103 @@
+"""`mutransfer export` as programs use it: files, one JSON document, exit codes, and refusals that say what is missing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scaling.exports.recipes.param_groups import read_plan
+from sweeps.cli import main
+
+RUN = """
+model: {width: 64, depth: 2, head_dim: 16, context: 16, vocab_size: 64, activation: swiglu, norm_gain: true}
+base: {width: 32}
+optimizer: {lr: 0.01, weight_decay: 0.1}
+training: {steps: 10, batch_size: 8}
+"""
+
+
+@pytest.fixture
+def call(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs `export RUN.yaml ...` in this process; exit code and the JSON document."""
+    (tmp_path / "run.yaml").write_text(RUN)
+
+    def run(*arguments: str) -> tuple[int, dict[str, Any]]:
+        options = ["export", str(tmp_path / "run.yaml"), "--out", str(tmp_path / "out"), "--json", *arguments]
+        monkeypatch.setattr(sys, "argv", ["mutransfer", *options])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        return int(stopped.value.code or 0), json.loads(capsys.readouterr().out)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("engine", "files"),
+    [
+        ("pytorch", {"plan.json", "param_groups.py"}),
+        ("deepspeed", {"plan.json", "param_groups.py", "ds_config.json", "engine.py"}),
+        ("hf", {"plan.json", "param_groups.py", "config.json", "training_arguments.json", "trainer.py"}),
+    ],
+)
+def test_an_export_writes_its_files_and_says_so(call: Any, tmp_path: Path, engine: str, files: set[str]) -> None:
+    code, document = call("--engine", engine)
+    assert (code, set(document["files"])) == (0, files)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == files
+    assert read_plan(tmp_path / "out" / "plan.json")["tensors"] == document["tensors"]
+
+
+def test_the_folded_form_says_what_clipping_does(call: Any) -> None:
+    assert any("another clipping" in note for note in call("--engine", "hf")[1]["caveats"])
+    code, document = call("--engine", "hf", "--set", "optimizer.clip_norm=null")
+    assert code == 0
+    assert not any("another clipping" in note for note in document["caveats"])
+
+
+def test_megatron_is_refused_what_it_cannot_express_and_exits_1_where_that_is_accepted(call: Any, tmp_path: Path) -> None:
+    code, document = call("--engine", "megatron")
+    assert code == 2
+    assert {error["where"] for error in document["errors"]} == {"eps", "weight_decay", "init_std"}
+    code, document = call("--engine", "megatron", *(f"--accept={name}" for name in ("eps", "weight_decay", "init_std")))
+    assert code == 1
+    assert any("the run's 0.2, Megatron's 0.1" in line for line in document["differences"])
+    assert "--use-mup" in (tmp_path / "out" / "megatron_arguments.sh").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "where", "words"),
+    [
+        (["--engine", "megatorn"], "--engine megatorn", "unknown"),
+        (["--engine", "nanotron"], "--engine nanotron", "spectral"),
+        (["--engine", "hf", "--form", "folded"], "--form", "is for pytorch, deepspeed"),
+        (["--engine", "deepspeed", "--devices", "3"], "--devices 3", "does not divide"),
+        (["--engine", "pytorch", "--set", "optimizer.kind=lion"], "optimizer.kind", "lion is not written"),
+        (["--engine", "pytorch", "--form", "fold"], "--form fold", "is no form"),
+        (["--engine", "hf", "--merge", "absent.json"], "--merge absent.json", "cannot be read"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_its_reason(
+    call: Any, tmp_path: Path, arguments: list[str], where: str, words: str
+) -> None:
+    code, document = call(*arguments)
+    assert code == 2
+    assert any(error["where"] == where and words in error["what"] for error in document["errors"]), document
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_engine_setting_that_would_be_passed_over_is_refused(call: Any, tmp_path: Path) -> None:
+    (tmp_path / "mine.json").write_text('{"zero_optimisation": {"overlap_comm": true}}')
+    code, document = call("--engine", "deepspeed", "--merge", str(tmp_path / "mine.json"))
+    assert code == 2
+    assert "did you mean zero_optimization" in document["errors"][0]["cure"]
+
+
+def test_exporting_loads_no_torch() -> None:
+    modules = "batch, deepspeed, folded, huggingface, llama, megatron, plan, pytorch"
+    code = f"import sys; from scaling.exports import {modules}; import sweeps.cli_export; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2]).returncode == 0
