@@ -6,7 +6,7 @@ STUDY ?= configs/studies/quickstart.yaml
 # Byte-compiling everything at install would cost more time than it saves in one study.
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: study test lint bench clean
+.PHONY: study test lint bench engines clean
 
 study: $(VENV)/.installed
 	$(BIN)/mutransfer study $(STUDY)
@@ -22,6 +22,29 @@ lint: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.bench
+
+# Each engine in a virtual environment of its own, where the tests that need it are not skipped; gigabytes.
+ENGINES ?= .venv-engines
+ENGINE_TESTS := tests/scaling/exports
+engines: $(ENGINES)/deepspeed/.installed $(ENGINES)/huggingface/.installed $(ENGINES)/torchtitan/.installed $(ENGINES)/megatron/.installed
+	MUTRANSFER_ENGINES=1 $(ENGINES)/deepspeed/bin/python -m pytest -p no:cacheprovider $(ENGINE_TESTS)/test_deepspeed.py
+	$(ENGINES)/huggingface/bin/python -m pytest -p no:cacheprovider $(ENGINE_TESTS)/test_huggingface.py
+	$(ENGINES)/torchtitan/bin/python -m pytest -p no:cacheprovider $(ENGINE_TESTS)/test_torchtitan.py
+	$(ENGINES)/megatron/bin/python -m pytest -p no:cacheprovider $(ENGINE_TESTS)/test_megatron.py
+
+ENGINE_BASE := torch numpy pydantic PyYAML pytest pytest-timeout
+
+$(ENGINES)/%/.installed: constraints.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet -c constraints.txt $(ENGINE_BASE)
+	$(ENGINE_INSTALL_$*)
+	touch $@
+
+ENGINE_INSTALL_deepspeed = DS_BUILD_OPS=0 $(ENGINES)/deepspeed/bin/pip install --quiet -c constraints.txt deepspeed==0.19.8
+ENGINE_INSTALL_huggingface = $(ENGINES)/huggingface/bin/pip install --quiet -c constraints.txt transformers==5.24.0 accelerate==1.15.0
+ENGINE_INSTALL_torchtitan = $(ENGINES)/torchtitan/bin/pip install --quiet torchtitan==0.3.0 triton torch==2.13.0
+# megatron-core asks for Python 3.12 for one name of `typing`, which the test provides.
+ENGINE_INSTALL_megatron = $(ENGINES)/megatron/bin/pip install --quiet triton packaging && $(ENGINES)/megatron/bin/pip install --quiet --ignore-requires-python --no-deps megatron-core==0.19.2
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'mutransfer needs Python 3.11 or newer; give one: make PYTHON=python3.12')"

@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from scaling.exports.batch import Batch
     from scaling.exports.plan import Form
 
-ENGINES = ("pytorch", "deepspeed", "hf", "megatron")
+ENGINES = ("pytorch", "deepspeed", "hf", "torchtitan", "megatron")
 MISSING = {
-    "torchtitan": "its ParamGroupConfig and param_init can carry the folded form",
     "olmo-core": "its group_overrides and init_std could carry the folded form",
     "nanotron": "its muP is spectral, in units of its own, and it has one init std and no LR a tensor beside that",
     "gpt-neox": "its muP is the mup package's, by base shapes, and it has no LR or decay a tensor",
@@ -213,6 +212,16 @@ def _hf(run: RunConfig, request: Request) -> Export:
     return Export(files, plan.to_dict()["tensors"], caveats(plan, clips_by_plain_norm=True), [])
 
 
+def _torchtitan(run: RunConfig, request: Request) -> Export:
+    from scaling.exports import torchtitan
+    from scaling.exports.plan import caveats
+
+    _checked(run, "torchtitan", torchtitan.OPTIMIZERS, torchtitan.faults(run))
+    plan = torchtitan.plan_of(run)
+    notes = [*caveats(plan, clips_by_plain_norm=True), "written for torchtitan 0.3.0, without pipeline parallelism"]
+    return Export(torchtitan.export_files(run, _batch(run, request)), plan.to_dict()["tensors"], notes, [])
+
+
 def _megatron(run: RunConfig, request: Request) -> Export:
     from scaling.exports import megatron
     from scaling.parametrization import tensor_rules
@@ -228,5 +237,6 @@ WRITERS: dict[str, Callable[[RunConfig, Request], Export]] = {
     "pytorch": _pytorch,
     "deepspeed": _deepspeed,
     "hf": _hf,
+    "torchtitan": _torchtitan,
     "megatron": _megatron,
 }

@@ -41,7 +41,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             (folder / f"zero{stage}" / name).write_text(text)
     (folder / "run.json").write_text(RUN.model_dump_json())
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
-    result = subprocess.run([*command, str(SCRIPT), str(folder)], cwd=ROOT, capture_output=True, text=True)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    result = subprocess.run([*command, str(SCRIPT), str(folder)], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-3000:]
     found: dict[str, Any] = json.loads((folder / "found.json").read_text())
     return found
