@@ -19,6 +19,14 @@ if TYPE_CHECKING:
     from scaling.exports.plan import Form
 
 ENGINES = ("pytorch", "deepspeed", "hf", "torchtitan", "megatron")
+INSTALL = {
+    "pytorch": "pip install torch",
+    "deepspeed": "DS_BUILD_OPS=0 pip install deepspeed==0.19.8",
+    "hf": "pip install transformers==5.24.0 accelerate==1.15.0",
+    "torchtitan": "pip install torchtitan==0.3.0 triton",
+    "megatron": "pip install megatron-core==0.19.2",
+}
+"""What the files need where they are used; writing them needs none of it."""
 MISSING = {
     "olmo-core": "its group_overrides and init_std could carry the folded form",
     "nanotron": "its muP is spectral, in units of its own, and it has one init std and no LR a tensor beside that",
@@ -99,6 +107,7 @@ def export_command(
         "run_id": run.run_id,
         "out": str(out),
         "files": sorted(export.files),
+        "needs": INSTALL[engine],
         "caveats": export.caveats,
         "differences": export.differences,
         "tensors": export.tensors,
@@ -109,6 +118,7 @@ def export_command(
 
 def _text(document: Mapping[str, Any]) -> str:
     lines = [f"{document['engine']}: {', '.join(document['files'])} in {document['out']}"]
+    lines.append(f"  needs: {document['needs']}")
     lines += [f"  note: {caveat}" for caveat in document["caveats"]]
     lines += [f"  DIFFERS: {difference}" for difference in document["differences"]]
     return "\n".join(lines)
