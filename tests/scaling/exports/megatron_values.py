@@ -6,6 +6,7 @@ megatron-core needs Python 3.12 for one name of `typing` alone, which is put the
 # ruff: noqa: E402
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
@@ -28,6 +29,7 @@ from megatron.core.optimizer import (
     get_standard_config_overrides,
 )
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.training.arguments import add_megatron_arguments
 
 flags = json.load(sys.stdin)
 torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
@@ -83,5 +85,12 @@ for group in _get_param_groups([model], settings, overrides):
             "std": float(parameter.detach().double().std()) if parameter.dim() > 1 else math.inf,
             "entries": parameter.numel(),
         }
-found = {"softmax_scale": config.softmax_scale, "output_mult": config.mup_output_mult, "tensors": tensors}
+parser = add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
+unknown = parser.parse_known_args([text for flag in flags.items() for text in flag if text is not None])[1]
+found = {
+    "unknown_flags": unknown,
+    "softmax_scale": config.softmax_scale,
+    "output_mult": config.mup_output_mult,
+    "tensors": tensors,
+}
 print(json.dumps(found))

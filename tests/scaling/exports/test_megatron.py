@@ -66,6 +66,7 @@ def test_every_tensor_in_megatron_core_has_what_the_export_states() -> None:
     )
     assert result.returncode == 0, result.stderr[-2000:]
     found = json.loads(result.stdout.splitlines()[-1])
+    assert found["unknown_flags"] == []
     assert found["softmax_scale"] == pytest.approx(1 / math.sqrt(16))
     assert found["output_mult"] == 0.25
     seen = set()
