@@ -96,6 +96,7 @@ def fit(
             raise DataError(Fault(f"law {law}", "reads other columns than a FitTable holds", "give the file or DataFrame"))
         more: dict[str, Any] = {"columns": columns, "weights": weights, "starts": starts, "level": level}
         return fit_other(table, str(law), loss, delta, **more, **reading)
+    named = None if law == "auto" else checked_law(law)  # before the table, whose columns depend on it
     rows = load_fit_table(table, columns, **reading)
     if weights is not None:
         given = np.asarray(weights, dtype=np.float64)
@@ -114,8 +115,7 @@ def fit(
         from analysis.fit_rollout import compare_laws
 
         comparison = compare_laws(rows, loss=loss, delta=delta)
-        law = comparison.best
-    chosen = checked_law(law)
+    chosen = named or checked_law(comparison.best if comparison else law)
     rows.require(chosen.columns)
     return replace(
         _conclude(chosen, rows, chosen_loss, search_minimum(chosen, rows, chosen_loss, starts), level), comparison=comparison

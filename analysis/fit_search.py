@@ -12,6 +12,7 @@ import numpy as np
 from analysis.fit_engine import LOSSES, Loss, minimise
 from analysis.fit_table import FitTable
 from analysis.laws import LAWS, Array, Inputs, Law
+from analysis.table import nearest
 from scaling.errors import DataError, Fault
 
 DELTA = 1e-3
@@ -36,7 +37,8 @@ def checked_law(law: str | Law) -> Law:
     if isinstance(law, Law):
         return law
     if law not in LAWS:
-        raise DataError(Fault(f"law {law!r}", "is not known", f"choose from: auto, {', '.join((*LAWS, *OTHER_LAWS))}"))
+        known = ("auto", *LAWS, *OTHER_LAWS)
+        raise DataError(Fault(f"law {law!r}", "is not known", nearest(law, known)))
     return LAWS[law]
 
 
