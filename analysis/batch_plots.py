@@ -15,7 +15,7 @@ import numpy as np
 from analysis.critical_batch import CriticalBatchFit
 from analysis.law import Array
 from analysis.lr_batch_result import LrBatchFit
-from analysis.palette import GREY, OTHER_COLOURS, PARAMETRIZATION_COLOURS, sequential
+from analysis.palette import GREY, OTHER_COLOURS, PARAMETRIZATION_COLOURS, dress, sequential
 from analysis.schedule_result import CurvePrediction, MultiPowerFit
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def draw_bottoms(ax: Axes, curves: Sequence[BottomCurve], knob: str = "lr") -> A
         ax.plot(curve.interval, [height, height], color=colour, linewidth=4.5, solid_capstyle="butt")
         ax.plot([curve.optimum], [height], "D", color=colour, markersize=6, markeredgecolor="white", zorder=5)
     ax.set_xscale("log", base=2 if knob == "lr" else 10)
-    _finish(ax, LABELS[knob], "loss above the best run (%)")
+    dress(ax, LABELS[knob], "loss above the best run (%)")
     # Below 0 lie the optima's bars, which have no height.
     ax.set_yticks([tick for tick in ax.get_yticks() if 0 <= tick <= top])
     ax.plot([], [], "-", color=GREY, linewidth=2.4, alpha=0.45, label="within 0.25 % of the best")
@@ -175,7 +175,7 @@ def draw_law(ax: Axes, info: LawPoints) -> Axes:
     ax.set_xscale("log")
     ax.set_yscale("log")
     _few_ticks(ax)
-    _finish(ax, LABELS[info.over], f"best {LABELS[info.knob]}")
+    dress(ax, LABELS[info.over], f"best {LABELS[info.knob]}")
     ax.legend(frameon=False, fontsize="small")
     return ax
 
@@ -231,7 +231,7 @@ def draw_steps(ax: Axes, curves: Sequence[StepsCurve], definition: str, unit: st
     ax.plot([], [], "D", color="white", markeredgecolor="black", label="critical batch, with interval")
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
-    _finish(ax, f"batch ({unit})", "steps to the target loss")
+    dress(ax, f"batch ({unit})", "steps to the target loss")
     ax.set_title(f"critical batch: {definition}", loc="left", fontsize="medium")
     ax.legend(frameon=False, fontsize="small")
     return ax
@@ -280,21 +280,13 @@ def draw_schedules(ax: Axes, curves: Sequence[ScheduleCurve], rates: Axes | None
         if rates is not None:
             rates.plot(np.arange(len(predicted.schedule.lr)), predicted.schedule.lr, color=colour, linewidth=1.2)
     ax.set_ylim(lowest - 0.1 * (highest - lowest), highest + 0.3 * (highest - lowest))
-    _finish(ax, "step", "loss (nats per token)")
+    dress(ax, "step", "loss (nats per token)")
     ax.plot([], [], "o", color=GREY, markersize=3, label="measured")
     ax.legend(frameon=False, fontsize="small")
     if rates is not None:
-        _finish(rates, "step", "learning rate")
+        dress(rates, "step", "learning rate")
         rates.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
     return ax
-
-
-def _finish(ax: Axes, x: str, y: str) -> None:
-    ax.set_xlabel(x)
-    ax.set_ylabel(y)
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.grid(True, color="#dddddd", linewidth=0.6)
-    ax.set_axisbelow(True)
 
 
 def _few_ticks(ax: Axes) -> None:

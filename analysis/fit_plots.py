@@ -16,7 +16,7 @@ from analysis.fit_left_out import levels
 from analysis.fit_result import FLOP_PER_PARAM_TOKEN, ScalingLawFit
 from analysis.fit_uncertainty import printed, profile
 from analysis.law import Array
-from analysis.palette import GREY, PARAMETRIZATION_COLOURS, sequential
+from analysis.palette import GREY, PARAMETRIZATION_COLOURS, dress, sequential
 from analysis.results import Interval
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def draw_loss(ax: Axes, info: LossInfo) -> Axes:
     low = min(float(info.losses.min()), *(float(line.losses.min()) for line in info.lines))
     high = float(info.losses.max())
     ax.set_ylim(low - 0.06 * (high - low), high + 0.06 * (high - low))
-    _dress(ax, NAMES[info.against], "loss (nats per token)")
+    dress(ax, NAMES[info.against], "loss (nats per token)")
     _decades(ax.xaxis, ax.get_xlim())
     ax.legend(frameon=False, fontsize="small", title=f"law, {100 * info.level:g} % band", title_fontsize="small")
     return ax
@@ -164,7 +164,7 @@ def draw_residuals(ax: Axes, info: ResidualInfo) -> Axes:
         ax.legend(frameon=False, fontsize="small", loc="upper left")
     ax.axhline(0, color=BLUE, linewidth=1.4)
     ax.plot(info.at, info.residuals, "o", color=GREY, markersize=_dot(info.at), **DOTS)
-    _dress(
+    dress(
         ax,
         "fitted loss (nats per token)" if info.against == "fitted" else NAMES[info.against],
         f"residual ({'% of the loss' if info.in_logs else 'nats per token'})",
@@ -226,7 +226,7 @@ def draw_contours(ax: Axes, info: ContourInfo) -> Axes:
     ax.set_yscale("log")
     ax.set_xlim(info.params[0], info.params[-1])
     ax.set_ylim(info.tokens[0], info.tokens[-1])
-    _dress(ax, NAMES["params"], NAMES["tokens"])
+    dress(ax, NAMES["params"], NAMES["tokens"])
     _decades(ax.xaxis, ax.get_xlim())
     _decades(ax.yaxis, ax.get_ylim())
     ax.legend(frameon=True, framealpha=0.85, edgecolor="none", fontsize="small", loc="upper left")
@@ -279,7 +279,7 @@ def draw_profile(ax: Axes, info: ProfileInfo) -> Axes:
     ax.set_ylim(0, 2.5)
     if info.log:
         ax.set_xscale("log")
-    _dress(ax, info.name, f"rise of the objective, {100 * info.level:g} % = 1")
+    dress(ax, info.name, f"rise of the objective, {100 * info.level:g} % = 1")
     _few(ax.xaxis, ax.get_xlim(), info.log)
     return ax
 
@@ -321,14 +321,6 @@ def _title(found: ScalingLawFit) -> str:
 def _dot(runs: Array) -> float:
     """Points of size: few runs would be lost under their lines, many cover each other."""
     return 5.5 if len(runs) <= 60 else 3.5
-
-
-def _dress(ax: Axes, x: str, y: str) -> None:
-    ax.set_xlabel(x)
-    ax.set_ylabel(y)
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.grid(True, color="#dddddd", linewidth=0.6)
-    ax.set_axisbelow(True)
 
 
 def _decades(axis: Axis, limits: tuple[float, float]) -> None:

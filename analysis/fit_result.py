@@ -50,6 +50,30 @@ def _between(interval: Interval) -> str:
     return f"[{', '.join('unknown' if end != end else f'{end:.5g}' for end in interval)}]"
 
 
+class Estimated:
+    """Views that every fitted law has of its parameters, and the verdict: `success` is a minimum, `trusted` one that no flag doubts."""
+
+    params: Mapping[str, Estimate]
+    success: bool
+    flags: tuple[str, ...]
+
+    @property
+    def trusted(self) -> bool:
+        return self.success and not self.flags
+
+    @property
+    def best_values(self) -> dict[str, float]:
+        return {name: estimate.value for name, estimate in self.params.items()}
+
+    @property
+    def stderr(self) -> dict[str, float]:
+        return {name: estimate.stderr for name, estimate in self.params.items()}
+
+    @property
+    def intervals(self) -> dict[str, Interval]:
+        return {name: estimate.interval for name, estimate in self.params.items()}
+
+
 @dataclass(frozen=True)
 class Prediction:
     """Mean loss of runs of one size, nats per token; `run_interval` is for a single run, whose noise comes on top."""
@@ -119,7 +143,7 @@ class Draws:
 
 
 @dataclass(frozen=True, eq=False)
-class ScalingLawFit:
+class ScalingLawFit(Estimated):
     """A fitted law. params: by the names of `law.parameters`; objective: the weighted sum; noise: scatter of a run about the law, in
     log loss (loss in raw space); correlation (q, q) of the parameters as printed; flags: what casts doubt, in words.
     """
@@ -138,22 +162,6 @@ class ScalingLawFit:
     notes: tuple[str, ...]
     comparison: Comparison | None = None
     fitted: Fitted = field(repr=False, kw_only=True)
-
-    @property
-    def trusted(self) -> bool:
-        return self.success and not self.flags
-
-    @property
-    def best_values(self) -> dict[str, float]:
-        return {name: estimate.value for name, estimate in self.params.items()}
-
-    @property
-    def stderr(self) -> dict[str, float]:
-        return {name: estimate.stderr for name, estimate in self.params.items()}
-
-    @property
-    def intervals(self) -> dict[str, Interval]:
-        return {name: estimate.interval for name, estimate in self.params.items()}
 
     def losses(self, **sizes: Any) -> Array:
         """Fitted losses at sizes (params=, tokens=, ...), arrays or numbers, without intervals."""

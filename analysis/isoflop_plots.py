@@ -15,7 +15,7 @@ import numpy as np
 from analysis.approaches import Approaches
 from analysis.isoflop_result import BudgetOptimum, IsoFlopFit
 from analysis.laws import Array
-from analysis.palette import APPROACH_COLOURS, GREY, sequential
+from analysis.palette import APPROACH_COLOURS, GREY, dress, sequential
 from analysis.results import Interval
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def draw_isoflop(ax: Axes, info: IsoFlopInfo) -> Axes:
         ax.plot([], [], "^", color=GREY, markersize=4, label="above the axis")
     ax.set_xscale("log")
     ax.set_ylim(low, high)
-    _finish(ax, "parameters", "loss (nats per token)", info.title)
+    dress(ax, "parameters", "loss (nats per token)", info.title)
     _decades(ax.xaxis, info.params_range)
     columns = 1 + (len(info.budgets) - 1) // LEGEND_ROWS
     ax.legend(title="FLOP", frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0), ncols=columns)
@@ -186,7 +186,7 @@ def draw_optimum(ax: Axes, info: OptimumInfo, approaches: Approaches | None = No
         _draw_asked(ax, info, approaches)
     ax.set_xscale("log")
     ax.set_yscale("log")
-    _finish(ax, "compute (FLOP)", f"{LABELS[info.quantity]} {SYMBOLS[info.quantity]}", "")
+    dress(ax, "compute (FLOP)", f"{LABELS[info.quantity]} {SYMBOLS[info.quantity]}", "")
     for axis, limits in ((ax.xaxis, ax.get_xlim()), (ax.yaxis, ax.get_ylim())):
         _decades(axis, limits)
     ax.legend(frameon=False, fontsize="small", loc="upper left")
@@ -215,16 +215,6 @@ def figure_isoflop(found: IsoFlopFit, approaches: Approaches | None = None) -> F
     for ax, quantity in ((middle, "params"), (right, "tokens")):
         draw_optimum(ax, optimum_info(found, quantity, approaches), approaches)  # type: ignore[arg-type]
     return figure
-
-
-def _finish(ax: Axes, x: str, y: str, title: str) -> None:
-    ax.set_xlabel(x)
-    ax.set_ylabel(y)
-    if title:
-        ax.set_title(title, loc="left", fontsize="medium")
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.grid(True, color="#dddddd", linewidth=0.6)
-    ax.set_axisbelow(True)
 
 
 def _decades(axis: Axis, limits: Sequence[float]) -> None:

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.fit_result import Estimate
+from analysis.fit_result import Estimate, Estimated
 from analysis.fit_search import Starts
-from analysis.results import Interval, html_table, json_safe, text_table
+from analysis.results import html_table, json_safe, text_table
 from analysis.table import nearest
 from scaling.errors import DataError, Fault, raise_all
 
@@ -26,7 +26,7 @@ Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 
 @dataclass(frozen=True, eq=False)
-class LawFit:
+class LawFit(Estimated):
     """A fitted law. params: its numbers by name; objective: what was minimized; success: a minimum was reached; flags: what
     casts doubt.
     """
@@ -41,22 +41,6 @@ class LawFit:
     success: bool
     flags: tuple[str, ...]
     notes: tuple[str, ...]
-
-    @property
-    def trusted(self) -> bool:
-        return self.success and not self.flags
-
-    @property
-    def best_values(self) -> dict[str, float]:
-        return {name: estimate.value for name, estimate in self.params.items()}
-
-    @property
-    def stderr(self) -> dict[str, float]:
-        return {name: estimate.stderr for name, estimate in self.params.items()}
-
-    @property
-    def intervals(self) -> dict[str, Interval]:
-        return {name: estimate.interval for name, estimate in self.params.items()}
 
     def details(self) -> dict[str, Any]:
         """Further keys of the JSON document."""

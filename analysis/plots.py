@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from analysis.optimum import CellOptimum
-from analysis.palette import GREY, for_parametrizations, sequential
+from analysis.palette import GREY, dress, for_parametrizations, sequential
 from analysis.results import Interval, interval_text, number
 from analysis.shapes import Array
 from analysis.table import LEARNING_RATE, PRUNED, Cell, RunTable
@@ -128,7 +128,7 @@ def draw_lr_curves(ax: Axes, info: LrCurvesInfo) -> Axes:
     if any(len(curve.pruned) for curve in info.curves):
         ax.plot([], [], "+", color=GREY, label="ended early")
     ax.set_ylim(low, high)
-    _finish(ax, info.quantity, "loss (nats per token)", info.parametrization)
+    dress(ax, info.quantity, "loss (nats per token)", info.parametrization)
     _power_of_two_axis(ax.xaxis)
     ax.legend(frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return ax
@@ -224,7 +224,7 @@ def draw_optimum_vs_width(ax: Axes, info: OptimumInfo) -> Axes:
             ax.vlines(sizes, line.log2_lr, tips, color=colour, linewidth=1.6, zorder=4)
             ax.plot(sizes[known], tips[known], "_", color=colour, markersize=8, markeredgewidth=1.6, zorder=4)
             ax.plot(sizes[~known], tips[~known], arrow, color=colour, markersize=6, zorder=4)
-    _finish(ax, info.axis, "best peak learning rate", "")
+    dress(ax, info.axis, "best peak learning rate", "")
     _size_axis(ax, sorted({float(size) for line in info.lines for size in line.sizes}))
     _power_of_two_axis(ax.yaxis)
     ax.legend(frameon=False, fontsize="small", loc="best")
@@ -260,7 +260,7 @@ def draw_loss_vs_width(ax: Axes, info: LossInfo) -> Axes:
             sizes, best, yerr=reach, fmt="o-", color=colours[name], markersize=6, markeredgecolor="white", linewidth=1.4,
             elinewidth=1.6, capsize=3, label=name,
         )  # fmt: skip
-    _finish(ax, info.axis, "best loss (nats per token)", "")
+    dress(ax, info.axis, "best loss (nats per token)", "")
     _size_axis(ax, sorted({float(size) for sizes, *_ in info.losses.values() for size in sizes}))
     ax.legend(frameon=False, fontsize="small")
     return ax
@@ -307,16 +307,6 @@ def _title(fit: TransferFit) -> str:
         return f"{fit.parametrization}: {fit.verdict}"
     slope = f"{number(fit.slope.value)} octaves per doubling {interval_text(fit.slope.interval)}"
     return f"{fit.parametrization}: {fit.verdict}\n{slope}"
-
-
-def _finish(ax: Axes, x: str, y: str, title: str) -> None:
-    ax.set_xlabel(x)
-    ax.set_ylabel(y)
-    if title:
-        ax.set_title(title, loc="left", fontsize="medium")
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.grid(True, color="#dddddd", linewidth=0.6)
-    ax.set_axisbelow(True)
 
 
 def _power_of_two_axis(axis: Axis) -> None:

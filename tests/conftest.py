@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -55,3 +56,17 @@ def shared_data() -> Path:
     if not folder.exists():
         pytest.skip("the folder ../shared/data is absent")
     return folder
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """A command as it is typed, in this process: exit code, what it printed, what it said on stderr."""
+    from sweeps import cli
+
+    def mutransfer(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["mutransfer", *map(str, arguments)])
+        code = cli._main()
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return mutransfer

@@ -12,20 +12,8 @@ import pytest
 
 from analysis.fit import load_fit
 from analysis.fit_simulation import Design, simulate
-from sweeps import cli
 
 REFERENCE = Path(__file__).parents[1] / "fixtures" / "reference.csv"
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    def mutransfer(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["mutransfer", *map(str, arguments)])
-        code = cli._main()
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return mutransfer
 
 
 @pytest.fixture(scope="module")

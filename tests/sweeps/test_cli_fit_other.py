@@ -12,18 +12,7 @@ import pytest
 
 from analysis.batch_simulation import simulate_frame, simulate_steps
 from analysis.fit_search import OTHER_LAWS
-from sweeps import cli, cli_fit_other
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    def mutransfer(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["mutransfer", *map(str, arguments)])
-        code = cli._main()
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return mutransfer
+from sweeps import cli_fit_other
 
 
 @pytest.fixture(scope="module")

@@ -11,18 +11,6 @@ import pandas as pd
 import pytest
 
 from analysis.isoflop_simulation import DESIGNS
-from sweeps import cli
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    def mutransfer(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["mutransfer", *map(str, arguments)])
-        code = cli._main()
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return mutransfer
 
 
 @pytest.fixture(scope="module")
