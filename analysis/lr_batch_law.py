@@ -102,7 +102,7 @@ def fit_lr_batch(
     needed = 1 + int(free.sum(axis=1).max()) + 1
     if kept.sum() < needed:
         what = f"has {int(kept.sum())} sizes whose best run is not at an edge, and the law needs {needed}"
-        raise DataError(Fault("the table", what, "extend the grids of the others, or give fewer sizes to the law with by"))
+        raise DataError(Fault("the table", what, _cure(table)))
     engine = _engine(table.cells, logs - middle, free, settings)
     draws = _draws(engine, kept, settings.draws, needed)
     line = LrBatchLine(
@@ -154,6 +154,17 @@ def fit_lr_batch(
         _ridge(surface, draws[3], int(kept.sum()), level), surface, windows,
         frontier(table.cells), table,
     )  # fmt: skip
+
+
+def _cure(table: LrBatchTable) -> str:
+    """What would give more sizes an optimum between their runs; first of all, that all of them search the same."""
+    held = {knob: [cell for cell in table.cells if np.ptp(cell.logs[:, index]) < SAME] for index, knob in enumerate(table.knobs)}
+    words = [
+        f"{len(cells)} of {len(table.cells)} sizes have one {knob}: keep one with --where {knob}=NUMBER, or vary it there"
+        for knob, cells in held.items()
+        if cells
+    ]
+    return "; ".join(words or ["extend the grids of the others", "or give fewer sizes to the law with by"])
 
 
 def _settings(options: Mapping[str, Any]) -> _Settings:

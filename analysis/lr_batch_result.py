@@ -210,12 +210,13 @@ class LrBatchFit(LawFit):
             "runs",
         ]
         rows = [[item.name, *item.cells(), str(item.near), str(item.runs)] for item in self.optima]
-        scored = ["law", "mean excess", "largest", "sizes"]
+        scored = ["law", "mean excess", "largest", "sizes", "read below the best run"]
         shown = [
             [
                 score.name,
                 *(f"{100 * value:.3f} %" for value in (score.mean, score.largest)),
                 f"{score.cells} of {score.cells + score.outside}",
+                str(score.below),
             ]
             for score in self.scores
         ]

@@ -86,7 +86,11 @@ def excess_losses(cells: Sequence[GridCell], places: Array) -> Array:
 
 @dataclass(frozen=True)
 class Score:
-    """Excess losses of one law over the cells, as shares of the loss; outside: cells whose runs do not reach the law's values."""
+    """Excess losses of one law over the cells, as shares of the loss.
+
+    outside: cells whose runs do not reach the law's values. below: cells where the local regression lies under the best run, which
+    is its own error or a place between the runs; they count as 0, so that they pay for no other cell.
+    """
 
     name: str
     formula: str
@@ -94,12 +98,14 @@ class Score:
     largest: float
     cells: int
     outside: int
+    below: int
 
     @classmethod
     def of(cls, name: str, formula: str, excess: Array) -> Score:
         known = excess[np.isfinite(excess)]
-        mean, largest = (float(known.mean()), float(known.max())) if len(known) else (float("nan"), float("nan"))
-        return cls(name, formula, mean, largest, len(known), len(excess) - len(known))
+        given = np.maximum(known, 0.0)
+        mean, largest = (float(given.mean()), float(given.max())) if len(known) else (float("nan"), float("nan"))
+        return cls(name, formula, mean, largest, len(known), len(excess) - len(known), int((known < 0).sum()))
 
     def to_dict(self) -> dict[str, object]:
         return {
@@ -109,6 +115,7 @@ class Score:
             "largest": self.largest,
             "cells": self.cells,
             "outside": self.outside,
+            "below": self.below,
         }
 
 

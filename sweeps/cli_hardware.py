@@ -128,6 +128,9 @@ def budget_command(
     columns: Annotated[
         list[str] | None, typer.Option("--column", help="Name of a column: --column params=N.", show_default=False)
     ] = None,
+    where: Annotated[
+        list[str] | None, typer.Option("--where", help="Rows to keep: --where 'loss<4'.", show_default=False)
+    ] = None,
     params_include: Annotated[
         str | None, typer.Option(help="What params count: embedding or non-embedding.", show_default=False)
     ] = None,
@@ -148,7 +151,7 @@ def budget_command(
         how = f"{gpu_hours:g} hours of {found.name} at {mfu:.0%} of its {kind} peak [{found.source}]"
     assert flops is not None, "one of the two is given"
     pairs = dict(text.split("=", 1) for text in columns or ())
-    result = fit(table, law, columns=pairs, params_include=params_include)
+    result = fit(table, law, columns=pairs, where=where or (), params_include=params_include)
     split = result.optimal(flops)
     document = {"budget_flops": flops, "budget": how, "optimal": split.to_dict(), "fit": result.to_dict()}
     document |= {"trusted": result.trusted and not split.flags, "flags": [*result.flags, *split.flags]}
