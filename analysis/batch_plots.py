@@ -268,17 +268,17 @@ def draw_schedules(ax: Axes, curves: Sequence[ScheduleCurve], rates: Axes | None
     colours = [BLUE, ORANGE, *OTHER_COLOURS]
     lowest, highest = np.inf, -np.inf
     for index, curve in enumerate(curves):
-        colour = colours[index % len(colours)]
+        colour, line = colours[index % len(colours)], ("-", "--", ":")[index // len(colours) % 3]
         predicted = curve.prediction
         every = max(1, len(curve.steps) // 60)
         ax.plot(curve.steps[::every], curve.loss[::every], "o", color=colour, markersize=3, markeredgewidth=0, alpha=0.7)
         label = f"{curve.label} ({'fitted' if curve.fitted else 'predicted'})"
-        ax.plot(predicted.steps, predicted.loss, color=colour, linewidth=1.4, label=label)
+        ax.plot(predicted.steps, predicted.loss, color=colour, linestyle=line, linewidth=1.4, label=label)
         if not curve.fitted:
             ax.fill_between(predicted.steps, predicted.low, predicted.high, color=colour, alpha=0.15, linewidth=0)
         lowest, highest = min(lowest, float(np.nanmin(predicted.loss))), max(highest, float(np.nanquantile(predicted.loss, 0.85)))
         if rates is not None:
-            rates.plot(np.arange(len(predicted.schedule.lr)), predicted.schedule.lr, color=colour, linewidth=1.2)
+            rates.plot(np.arange(len(predicted.schedule.lr)), predicted.schedule.lr, color=colour, linestyle=line, linewidth=1.2)
     ax.set_ylim(lowest - 0.1 * (highest - lowest), highest + 0.3 * (highest - lowest))
     dress(ax, "step", "loss (nats per token)")
     ax.plot([], [], "o", color=GREY, markersize=3, label="measured")

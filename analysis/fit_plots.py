@@ -335,7 +335,7 @@ def _decades(axis: Axis, limits: tuple[float, float]) -> None:
 
 
 def _few(axis: Axis, limits: tuple[float, float], log: bool) -> None:
-    """Three or so plain numbers on a narrow panel."""
+    """Two or three numbers on a narrow panel."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
     if not log:
@@ -344,22 +344,18 @@ def _few(axis: Axis, limits: tuple[float, float], log: bool) -> None:
     if limits[1] / limits[0] > 30:
         _decades(axis, (limits[0], limits[0] * 1e3))
         return
-    ends = np.geomspace(*limits, 7)[[1, 3, 5]]
-    axis.set_major_locator(FixedLocator([float(f"{end:.1g}") for end in ends]))
+    ends = np.geomspace(*limits, 5)[[1, 3]]
+    axis.set_major_locator(FixedLocator(sorted({float(f"{end:.1g}") for end in ends})))
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}" if value < 1000 else f"{value:,.0f}"))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: _plain(value)))
 
 
 def _plain(value: float) -> str:
     """8.2e8 as $8.2\\cdot10^{8}$, 64 as 64."""
     factor, power = f"{value:.1e}".split("e")
-    return (
-        f"{value:.3g}"
-        if value < 1e4
-        else _power(10.0 ** int(power))
-        if factor == "1.0"
-        else f"${factor}\\cdot10^{{{int(power)}}}$"
-    )
+    if value < 1e4:
+        return f"{value:.3g}"
+    return _power(float(f"{value:.1e}")) if factor.endswith(".0") else f"${factor}\\cdot10^{{{int(power)}}}$"
 
 
 def _power(value: float) -> str:
