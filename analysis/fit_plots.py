@@ -354,7 +354,7 @@ def _plain(value: float) -> str:
     """8.2e8 as $8.2\\cdot10^{8}$, 64 as 64."""
     factor, power = f"{value:.1e}".split("e")
     if value < 1e4:
-        return f"{value:.3g}"
+        return f"{value:.4g}" if value >= 1000 else f"{value:.3g}"
     return _power(float(f"{value:.1e}")) if factor.endswith(".0") else f"${factor}\\cdot10^{{{int(power)}}}$"
 
 
