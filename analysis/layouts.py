@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from analysis.hardware import Arithmetic, Device
+from analysis.layout_experts import experts_of, model_flops, planned_parameters
 from analysis.layout_time import StepTime, step_time
-from analysis.memory_plan import SCHEMES, Checkpointing, DeviceMemory, Layout, device_memory, gib
+from analysis.memory_plan import SCHEMES, Checkpointing, DeviceMemory, Layout, device_memory, gib, part_layers
 from analysis.results import text_table
-from scaling.accounting import flops_per_token, parameter_counts
 from scaling.errors import Fault
 from scaling.model_config import ModelConfig
 
@@ -26,8 +26,8 @@ Fits = Literal["yes", "perhaps", "no"]
 """perhaps: with the least overhead it does, with the most it does not."""
 LONG_CONTEXT_TOKENS = 8192
 """Below it the search leaves context parallelism out: tensor parallel splits the sequence already."""
-SMALLEST_WIDTH = 4096
-"""Of the published runs behind EFFICIENCY; smaller products reach less of the peak."""
+SMALLEST_WIDTH = 2048
+"""Of the published runs behind EFFICIENCY; below it, starting kernels takes time that is not counted."""
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 VIRTUAL_STAGES = (1, 2, 4, 8)
 SHARDINGS = ("megatron-dist", "fsdp")
@@ -81,18 +81,24 @@ class LayoutPlan:
             )
             if needed and math.isnan(bandwidth)
         ]
-        untimed = "not given: that communication is counted and not timed, and MFU is at most what stands here"
+        if math.isnan(device.memory_bandwidth):
+            unknown.append("--memory-gb-s")
+        untimed = "not given: what they bound is counted and not timed, and MFU is at most what stands here"
         notes = [f"{', '.join(unknown)} {untimed}"] if unknown else []
         if self.model.width < SMALLEST_WIDTH:
             small = (
                 f"width {self.model.width} is below {SMALLEST_WIDTH}, the smallest of the published runs that MFU is taken from"
             )
             notes.append(f"{small}: MFU and hours are too good for it")
+        if experts_of(self.model)[0]:
+            notes.append(
+                "no published run checks the hours of a model with experts; the known ones are far slower (docs/planner.md)"
+            )
         return tuple(notes)
 
     def hours(self, planned: PlannedLayout) -> tuple[float, float, float]:
         """Hours of the whole run at the middle, the lowest and the highest MFU."""
-        total = flops_per_token(self.model) * self.tokens / (self.devices * self.device.peak(self.arithmetic)) / 3600
+        total = model_flops(self.model) * self.tokens / (self.devices * self.device.peak(self.arithmetic)) / 3600
         time = planned.time
         return total / time.mfu, total / time.mfu_low, total / time.mfu_high
 
@@ -104,8 +110,8 @@ class LayoutPlan:
             more = {"hours": hours[0], "hours_interval": [hours[2], hours[1]], "gpu_hours": hours[0] * self.devices}
             layouts.append(planned.to_dict() | more)
         return {
-            "parameters": parameter_counts(self.model).to_dict(),
-            "flops_per_token": flops_per_token(self.model),
+            "parameters": planned_parameters(self.model),
+            "flops_per_token": model_flops(self.model),
             "flops_convention": FLOPS_CONVENTION,
             "tokens": self.tokens,
             "devices": self.devices,
@@ -120,10 +126,11 @@ class LayoutPlan:
         }
 
     def text(self, shown: int) -> str:
-        counts, device = parameter_counts(self.model), self.device
+        counts, device = planned_parameters(self.model), self.device
         peak = device.peak(self.arithmetic) / 1e12
+        active = f", {counts['active']:,} of them active," if "active" in counts else ""
         lines = [
-            f"{counts.total:,} parameters, {flops_per_token(self.model):.4g} FLOP a token ({FLOPS_CONVENTION})",
+            f"{counts['total']:,} parameters{active}, {model_flops(self.model):.4g} FLOP a token ({FLOPS_CONVENTION})",
             f"{self.devices} x {device.name}: {peak:g} TFLOP/s ({self.arithmetic}), {gib(device.memory_bytes)} [{device.source}]",
             f"{self.candidates} layouts: {sum(p.fits == 'yes' for p in self.ranked)} fit, "
             f"{sum(p.fits == 'perhaps' for p in self.ranked)} fit perhaps, {sum(self.rejected.values())} do not",
@@ -161,6 +168,7 @@ class LayoutPlan:
             "TP",
             "PP",
             "CP",
+            *(["EP"] if experts_of(self.model)[0] else []),
             "parts",
             "micro",
             "sharding",
@@ -176,7 +184,8 @@ class LayoutPlan:
             layout, time = planned.layout, planned.time
             low, high = (size / 2**30 for size in planned.memory.band)
             hours, slow, fast = self.hours(planned)
-            sizes = [layout.dp, layout.tp, layout.pp, layout.cp, layout.virtual_stages, layout.micro_batch_size]
+            spread = [layout.dp, layout.tp, layout.pp, layout.cp, *([layout.ep] if experts_of(self.model)[0] else [])]
+            sizes = [*spread, layout.virtual_stages, layout.micro_batch_size]
             mfu = f"{100 * time.mfu:.0f} ({100 * time.mfu_low:.0f}-{100 * time.mfu_high:.0f})"
             words = [layout.sharding, layout.checkpointing, f"{low:.0f}-{high:.0f}", planned.fits, mfu]
             rows.append(
@@ -229,7 +238,9 @@ def layout_faults(model: ModelConfig, layout: Layout) -> list[Fault]:
 
 def _shape_faults(model: ModelConfig, layout: Layout) -> list[Fault]:
     faults, tp, cp = [], layout.tp, layout.cp
-    parts = {"attention heads": model.heads, "key/value heads": model.kv_heads, "the MLP's width": model.mlp_width}
+    experts, _, expert_width = experts_of(model)
+    mlp = {"the experts' width": expert_width} if experts else {"the MLP's width": model.mlp_width}
+    parts = {"attention heads": model.heads, "key/value heads": model.kv_heads, **mlp}
     for name, size in parts.items():
         if size % tp:
             faults.append(
@@ -240,10 +251,10 @@ def _shape_faults(model: ModelConfig, layout: Layout) -> list[Fault]:
         cure = f"pad it: --set model.vocab_size={padded} (Megatron pads to a multiple of 128 x tp by itself)"
         faults.append(Fault("model.vocab_size", f"{model.vocabulary} is not divisible by tp {tp}", cure))
     stages = layout.pp * layout.virtual_stages
-    if model.depth % stages:
-        near = [count for count in range(1, model.depth + 1) if model.depth % count == 0]
-        what = f"{model.depth} layers are not divisible by pp {layout.pp} x {layout.virtual_stages} parts"
-        faults.append(Fault("--pp", what, f"pp x parts of {', '.join(map(str, near))}"))
+    if min(part_layers(model.depth, stages)) < 1:
+        what = f"{model.depth} layers leave a part of pp {layout.pp} x {layout.virtual_stages} parts without one"
+        faults.append(Fault("--pp", what, f"pp x parts of at most {max(model.depth, 2) // 2 + 1}, or of {model.depth}"))
+    faults += _expert_faults(experts, layout)
     if layout.virtual_stages > 1 and layout.pp == 1:
         faults.append(
             Fault("--virtual-stages", f"{layout.virtual_stages} parts a stage need a pipeline, and pp is 1", "leave it out")
@@ -252,6 +263,21 @@ def _shape_faults(model: ModelConfig, layout: Layout) -> list[Fault]:
         faults.append(Fault("--cp", f"context {model.context} is not a multiple of 2 x cp = {2 * cp}"))
     elif tp > 1 and layout.sequence_parallel and model.context // cp % tp:
         faults.append(Fault("--tp", f"{model.context // cp} tokens of a sequence are not divisible by tp {tp}"))
+    return faults
+
+
+def _expert_faults(experts: int, layout: Layout) -> list[Fault]:
+    """Expert parallel ranks are ranks of dp x cp, and share the experts evenly."""
+    if layout.ep == 1:
+        return []
+    if not experts:
+        return [Fault("--ep", f"ep {layout.ep} splits experts, and the model has none", "--experts, --top-k and --expert-width")]
+    faults = []
+    if experts % layout.ep:
+        faults.append(Fault("--ep", f"{experts} experts are not divisible by ep {layout.ep}"))
+    if layout.shards % layout.ep:
+        what = f"dp {layout.dp} x cp {layout.cp} = {layout.shards} ranks are not divisible by ep {layout.ep}"
+        faults.append(Fault("--ep", what, "experts are split over ranks of dp x cp"))
     return faults
 
 
@@ -275,6 +301,8 @@ class LayoutSearch:
     virtual_stages: int | None = None
     shardings: Sequence[str] = SHARDINGS
     checkpointing: Sequence[Checkpointing] = SEARCHED_CHECKPOINTING
+    ep: int | None = None
+    fused: bool = True
 
     def layouts(self, model: ModelConfig, devices: int, batch_size: int, node: int) -> Iterator[Layout]:
         """Every way of writing `devices` as a product, tensor parallelism within a node."""
@@ -287,13 +315,14 @@ class LayoutSearch:
             if devices % (tp * pp * cp) or (self.dp and self.dp * tp * pp * cp != devices):
                 continue
             dp = devices // (tp * pp * cp)
-            for micro, parts, sharding, kept in itertools.product(
+            for micro, parts, sharding, kept, ep in itertools.product(
                 [self.micro_batch_size] if self.micro_batch_size else MICRO_BATCHES,
                 [self.virtual_stages] if self.virtual_stages else VIRTUAL_STAGES if pp > 1 else (1,),
                 self.shardings,
                 self.checkpointing,
+                [self.ep] if self.ep else _divisors(math.gcd(experts_of(model)[0], dp * cp)) if experts_of(model)[0] else (1,),
             ):
-                yield Layout(dp, tp, pp, cp, micro, batch_size, parts, sharding, kept)
+                yield Layout(dp, tp, pp, cp, micro, batch_size, parts, sharding, kept, ep=ep, fused=self.fused)
 
 
 def fixed_faults(model: ModelConfig, search: LayoutSearch, devices: int, batch_size: int, node: int) -> list[Fault]:
@@ -316,6 +345,10 @@ def fixed_faults(model: ModelConfig, search: LayoutSearch, devices: int, batch_s
     parts = search.virtual_stages or 1
     parts = parts if search.pp is not None or parts == 1 else 1
     layout = Layout(every, tp, pp, cp, search.micro_batch_size or 1, batch_size, parts)
+    if search.ep:
+        # Ranks of dp x cp that are still searched are taken to suit.
+        ranks = Layout(every, cp=cp, ep=search.ep) if every > 1 or cp > 1 else Layout(search.ep, ep=search.ep)
+        faults += _expert_faults(experts_of(model)[0], ranks)
     return faults + [fault for fault in layout_faults(model, layout) if fault not in faults]
 
 
@@ -358,7 +391,8 @@ def search_layouts(
 
 def _order(planned: PlannedLayout) -> tuple[Any, ...]:
     layout = planned.layout
-    return planned.fits != "yes", -round(planned.tokens_s, 6), layout.tp * layout.pp * layout.cp, planned.memory.counted
+    spread = layout.tp * layout.pp * layout.cp * layout.ep
+    return planned.fits != "yes", -round(planned.tokens_s, 6), spread, planned.memory.counted
 
 
 __all__ = ["SCHEMES", "LayoutPlan", "LayoutSearch", "PlannedLayout", "layout_faults", "plan_layout", "search_layouts"]

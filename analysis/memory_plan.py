@@ -15,8 +15,9 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from analysis.hardware import GIB
+from analysis.layout_experts import every_token_mlp, expert_parameters, experts_of, shared_tensors
 from scaling.model_config import ModelConfig
-from scaling.shapes import TensorSpec, block_tensors, transformer_tensors
+from scaling.shapes import TensorSpec, transformer_tensors
 
 Checkpointing = Literal["none", "selective", "selective-op", "full"]
 CHECKPOINTING: tuple[Checkpointing, ...] = ("none", "selective", "selective-op", "full")
@@ -74,7 +75,10 @@ Megatron's fused loss does not keep."""
 
 @dataclass(frozen=True)
 class Layout:
-    """How one run is spread. devices = dp * tp * pp * cp; context parallel ranks share in splitting the optimizer's states."""
+    """How one run is spread. devices = dp * tp * pp * cp; context parallel ranks share in splitting the optimizer's states.
+
+    ep splits experts over ranks of dp * cp, and is no factor of its own.
+    """
 
     dp: int
     tp: int = 1
@@ -93,6 +97,10 @@ class Layout:
     flash_attention: bool = True
     dropout: bool = False
     """Whether dropout masks are kept; the published GPT rows have them."""
+    ep: int = 1
+    """Expert parallel: ranks of dp * cp over which the experts of a block are split."""
+    fused: bool = True
+    """Whether norms, rotary positions and gates are a kernel each, by the engine or by torch.compile."""
 
     @property
     def devices(self) -> int:
@@ -116,7 +124,7 @@ class Layout:
         return asdict(self) | {"devices": self.devices, "micro_batches": self.micro_batches}
 
     def __str__(self) -> str:
-        parts = [f"{name.upper()} {getattr(self, name)}" for name in ("dp", "tp", "pp", "cp") if getattr(self, name) > 1]
+        parts = [f"{name.upper()} {getattr(self, name)}" for name in ("dp", "tp", "pp", "cp", "ep") if getattr(self, name) > 1]
         parts += [f"{self.virtual_stages} parts a stage"] * (self.virtual_stages > 1)
         spread = f"{' '.join(parts) or 'one device'}, micro-batch {self.micro_batch_size}"
         return f"{spread}, {self.sharding}, checkpointing {self.checkpointing}"
@@ -161,8 +169,8 @@ class DeviceMemory:
 
 
 def device_memory(model: ModelConfig, layout: Layout) -> DeviceMemory:
-    """Memory of the fullest pipeline stage: the first holds most activations, the last the logits."""
-    stages = {0, layout.pp - 1}
+    """Memory of the fullest pipeline stage: the first holds most activations, the last the logits, the second no end and most layers."""
+    stages = {0, min(1, layout.pp - 1), layout.pp - 1}
     return max((stage_memory(model, layout, stage) for stage in sorted(stages)), key=lambda memory: memory.counted)
 
 
@@ -171,8 +179,8 @@ def stage_memory(model: ModelConfig, layout: Layout, stage: int) -> DeviceMemory
     scheme, parameters = layout.scheme, stage_parameters(model, layout, stage)
 
     def states(name: str) -> float:
-        split = layout.shards if name in scheme.sharded else 1
-        return parameters * float(getattr(scheme, name)) / split
+        held = sharded_parameters(model, layout, stage) if name in scheme.sharded else parameters
+        return held * float(getattr(scheme, name))
 
     # A rank that shares its weights with nobody has no whole copy to gather.
     unit = scheme.unit_bytes * largest_unit(model, layout, stage) if layout.shards > 1 else 0.0
@@ -202,9 +210,9 @@ def _on_device(tensors: Sequence[TensorSpec], tp: int) -> float:
 
 @lru_cache(maxsize=64)
 def _parts(model: ModelConfig) -> tuple[Sequence[TensorSpec], Sequence[TensorSpec], Sequence[TensorSpec]]:
-    """Tensors of a block, of the embedding, and of final norm and readout."""
+    """Tensors of a block (experts are no tensors here), of the embedding, and of final norm and readout."""
     tensors = [spec for spec in transformer_tensors(model.model_copy(update={"depth": 1})) if not spec.name.startswith("blocks.")]
-    return block_tensors(model, 0), tensors[:1], tensors[1:]
+    return shared_tensors(model), tensors[:1], tensors[1:]
 
 
 def _ends(model: ModelConfig, layout: Layout, stage: int) -> list[Sequence[TensorSpec]]:
@@ -216,34 +224,72 @@ def _ends(model: ModelConfig, layout: Layout, stage: int) -> list[Sequence[Tenso
     return [group for group in (embedding if first else (), [*rest, *tied_copy] if last else ()) if group]
 
 
+def part_layers(depth: int, parts: int) -> list[int]:
+    """Layers of each pipeline part, in order. Where they do not divide, embedding and readout count as a layer each, and what is left
+    goes to the first parts: torchtitan's split, and Llama 3's (126 layers on 16 stages: 7, 8, ..., 8, 7)."""
+    if depth % parts == 0:
+        return [depth // parts] * parts
+    each, more = divmod(depth + 2, parts)
+    sizes = [each + (part < more) for part in range(parts)]
+    sizes[0] -= 1
+    sizes[-1] -= 1
+    return sizes
+
+
+@lru_cache(maxsize=4096)
+def _stage_layers(depth: int, pp: int, virtual_stages: int, stage: int) -> int:
+    return sum(part_layers(depth, pp * virtual_stages)[stage::pp])
+
+
+def stage_layers(depth: int, layout: Layout, stage: int) -> int:
+    """Layers of a pipeline stage, of all its parts."""
+    return _stage_layers(depth, layout.pp, layout.virtual_stages, stage)
+
+
+def _experts_held(model: ModelConfig, layout: Layout) -> float:
+    """Parameters of one block's experts on one device, before sharding."""
+    return expert_parameters(model) / layout.ep / layout.tp
+
+
 def stage_parameters(model: ModelConfig, layout: Layout, stage: int) -> float:
     """Parameters on one device of the stage, before sharding over data-parallel ranks."""
-    blocks = model.depth / layout.pp * _on_device(_parts(model)[0], layout.tp)
+    block = _on_device(_parts(model)[0], layout.tp) + _experts_held(model, layout)
+    blocks = stage_layers(model.depth, layout, stage) * block
     return blocks + sum(_on_device(group, layout.tp) for group in _ends(model, layout, stage))
+
+
+def sharded_parameters(model: ModelConfig, layout: Layout, stage: int) -> float:
+    """Parameters on one device of a state that is split over all ranks that hold the same: ep of them hold other experts."""
+    experts = stage_layers(model.depth, layout, stage) * _experts_held(model, layout)
+    return (stage_parameters(model, layout, stage) - experts) / layout.shards + experts * layout.ep / layout.shards
 
 
 def largest_unit(model: ModelConfig, layout: Layout, stage: int) -> float:
     """Parameters of the largest part that is gathered at once: a block, the embedding, or norm and readout."""
-    return max(_on_device(group, layout.tp) for group in [_parts(model)[0], *_ends(model, layout, stage)])
+    block = _on_device(_parts(model)[0], layout.tp) + _experts_held(model, layout)
+    return max(block, *(_on_device(group, layout.tp) for group in _ends(model, layout, stage)), 0.0)
 
 
 def layer_activations(model: ModelConfig, layout: Layout, checkpointing: Checkpointing | None = None) -> float:
     """Bytes that one block keeps of one micro-batch for its backward pass, on one device.
 
     With GELU, as many key heads as query heads and dropout this is Korthikanti's s b h (34 + 5 a s / h), (10 + 24/t + ...) under tensor
-    parallel, and all of it over t with sequence parallel.
+    parallel, and all of it over t with sequence parallel. With experts, every copy of a token that is sent to one is kept, and what the
+    expert makes of it.
     """
     kind = checkpointing or layout.checkpointing
-    width, kv_width, mlp = model.width, model.kv_heads * model.head_size, model.mlp_width
+    _, top_k, expert_width = experts_of(model)
+    width, kv_width, mlp = model.width, model.kv_heads * model.head_size, every_token_mlp(model) + top_k * expert_width
     if kind == "full":
         whole, split = float(width), 0.0
     elif kind == "selective-op":
         # The layer's input; outputs of query, value, first MLP and last MLP product, and of attention.
-        whole, split = 2.0 * width, 2.0 * width + kv_width + mlp
+        whole, split = 2.0 * width, 2.0 * width + kv_width + mlp + top_k * width
     else:
         # Inputs of two norms, of the query, key, value product and of the MLP; two byte-wide masks.
         whole = 4.0 * width + (width if layout.dropout else 0.0)
         split = 2.0 * width + 2.0 * kv_width + mlp * (layout.scheme.gate_tensors if model.activation == "swiglu" else 2)
+        split += 2.0 * top_k * width
         if layout.scheme.saves_gathered and layout.sequence_parallel:
             split += 2.0 * width * (layout.tp - 1)
     scores = 0.0
@@ -260,7 +306,7 @@ def layers_in_flight(depth: int, layout: Layout, stage: int) -> float:
         chunks = min(layout.micro_batches, behind + 1)
     else:
         chunks = min(layout.micro_batches * parts, 2 * behind + (parts - 1) * layout.pp + 1)
-    return chunks * depth / (layout.pp * parts)
+    return chunks * stage_layers(depth, layout, stage) / parts
 
 
 def stage_activations(model: ModelConfig, layout: Layout, stage: int) -> float:

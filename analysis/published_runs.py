@@ -1,7 +1,7 @@
 """Published large runs beside what the planner says of them: `python -m analysis.published_runs` prints the tables of docs/planner.md.
 
-Owns the rows: model, layout and figures as published, each with its source. Nothing is fitted to a row that is then shown with its error,
-but for the efficiency of products, whose left-out columns say so.
+Owns the comparison; the rows are analysis.published_rows'. Nothing is fitted to a row that is then shown with its error: the efficiency of
+products that a row is predicted with comes from the rows of all other sources.
 """
 
 from __future__ import annotations
@@ -9,141 +9,28 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
-from analysis.hardware import DEVICES, GIB, Arithmetic
-from analysis.layout_time import efficiency_of, step_time
-from analysis.memory_plan import Layout, device_memory, layer_activations
+from analysis.hardware import DEVICES, GIB
+from analysis.layout_experts import planned_parameters, with_experts
+from analysis.layout_time import BAND, bubble, communication_s, efficiency_of, recompute_factor, tokens_s
+from analysis.memory_plan import device_memory, layer_activations
+from analysis.published_rows import (
+    GPT_1T,
+    GPT_145B,
+    GPT_530B,
+    LLAMA_8B,
+    LLAMA_70B,
+    LLAMA_405B,
+    MemoryRow,
+    SpeedRow,
+    memories,
+    speeds,
+)
 from analysis.results import json_safe, number, text_table
-from scaling.accounting import attention_flops_per_token, flops_per_token, parameter_counts
+from scaling.accounting import flops_per_token, parameter_counts
 from scaling.model_config import ModelConfig
-
-
-def _llama(width: int, depth: int, groups: int, mlp: int, vocabulary: int = 128256, context: int = 8192) -> ModelConfig:
-    return ModelConfig(
-        width=width, depth=depth, head_dim=128, queries_per_kv=groups, mlp_ratio=mlp / width, activation="swiglu",
-        norm_gain=True, vocab_size=vocabulary, context=context,
-    )  # fmt: skip
-
-
-def _gpt(depth: int, width: int, heads: int) -> ModelConfig:
-    shape = ModelConfig(width=width, depth=depth, head_dim=width // heads, vocab_size=51200, context=2048)
-    return shape.model_copy(update={"norm_gain": True, "tied_embeddings": True})
-
-
-LLAMA_8B, LLAMA_70B, LLAMA_405B = _llama(4096, 32, 4, 14336), _llama(8192, 80, 8, 28672), _llama(16384, 126, 16, 53248)
-LLAMA2_7B = _llama(4096, 32, 1, 11008, 32000, 4096)
-GPT_530B, GPT_145B, GPT_1T = _gpt(105, 20480, 128), _gpt(80, 12288, 96), _gpt(128, 25600, 160)
-LLAMA_405B_LONG = LLAMA_405B.model_copy(update={"context": 131072})
-# 126 layers over 16 stages: one layer is left out of the first and of the last stage; a mean stage is counted here.
-TITAN = "torchtitan benchmarks/llama3_h100_202412"
-BRIDGE = "Megatron-Bridge performance summary 25.11"
-
-
-@dataclass(frozen=True)
-class SpeedRow:
-    """A published speed. tokens_s: of one device (NaN: only tflops is published). attention: "causal" where its FLOP halve the scores'."""
-
-    name: str
-    model: ModelConfig
-    layout: Layout
-    device: str
-    source: str
-    tokens_s: float = math.nan
-    tflops: float = math.nan
-    attention: Literal["causal", "whole"] = "causal"
-    arithmetic: Arithmetic = "bf16"
-
-    @property
-    def flops_per_token(self) -> float:
-        extra = attention_flops_per_token(self.model) if self.attention == "whole" else 0.0
-        return flops_per_token(self.model) + extra
-
-    @property
-    def measured_tokens_s(self) -> float:
-        return self.tokens_s if math.isfinite(self.tokens_s) else self.tflops * 1e12 / self.flops_per_token
-
-
-@dataclass(frozen=True)
-class MemoryRow:
-    """A published memory, bytes. term: what of ours is compared: "counted" (all), "states", "activations" or "layers" (all layers of one
-    micro-batch)."""
-
-    name: str
-    model: ModelConfig
-    layout: Layout
-    published: float
-    source: str
-    term: Literal["counted", "states", "activations", "layers"] = "counted"
-
-
-def _speeds() -> tuple[SpeedRow, ...]:
-    titan = {"device": "h100", "source": TITAN, "attention": "whole"}
-    saved: dict[str, Any] = {"sharding": "fsdp", "checkpointing": "selective-op", "micro_batch_size": 2}
-    small, wide = Layout(8, batch_size=16, **saved), Layout(128, batch_size=256, **saved)
-    split = Layout(32, tp=8, batch_size=512, micro_batch_size=16, sharding="fsdp", checkpointing="full")
-    staged = Layout(64, tp=8, pp=16, virtual_stages=8, batch_size=2048, sharding="zero2")
-    sequences = Layout(8, tp=8, pp=16, cp=16, virtual_stages=8, batch_size=128, sharding="zero2")
-    meta = {"device": "h100", "source": "Llama 3 (2407.21783) Table 4"}
-    sc21 = {"device": "a100", "source": "Megatron-LM (2104.04473) Table 1, recomputation taken off", "attention": "whole"}
-    old: dict[str, Any] = {"sharding": "megatron", "checkpointing": "full", "flash_attention": False, "dropout": True}
-    bridge = {"device": "h100", "source": BRIDGE, "arithmetic": "fp8"}
-    return (
-        _speed("8B FSDP 8", LLAMA_8B, small, tokens_s=5762, **titan),
-        _speed("8B FSDP 8, compiled", LLAMA_8B, small, tokens_s=6667, **titan),
-        _speed("8B FSDP 128", LLAMA_8B, wide, tokens_s=5605, **titan),
-        _speed("8B FSDP 128, compiled", LLAMA_8B, wide, tokens_s=6514, **titan),
-        _speed("70B FSDP 32 TP 8", LLAMA_70B, split, tokens_s=652, **titan),
-        _speed("405B TP 8 PP 16 DP 64", LLAMA_405B, staged, tflops=430, attention="whole", **meta),
-        _speed("405B TP 8 PP 16 DP 128", LLAMA_405B, replace(staged, dp=128), tflops=400, attention="whole", **meta),
-        _speed("405B TP 8 CP 16 PP 16 DP 8", LLAMA_405B_LONG, sequences, tflops=380, **meta),
-        _speed("GPT 145.6B TP 8 PP 8 DP 24", GPT_145B, Layout(24, tp=8, pp=8, batch_size=2304, **old), tflops=111, **sc21),
-        _speed("GPT 1008B TP 8 PP 64 DP 6", GPT_1T, Layout(6, tp=8, pp=64, batch_size=3072, **old), tflops=122.25, **sc21),
-        _speed("8B fp8 FSDP 8", LLAMA_8B, Layout(8, batch_size=128, sharding="megatron-fsdp"), tokens_s=14451, tflops=744, **bridge),
-        _speed("70B fp8 TP 4 PP 8", LLAMA_70B, Layout(2, 4, 8, batch_size=128, virtual_stages=5), tokens_s=1602, tflops=719, **bridge),
-        _speed("405B fp8 TP 8 PP 8 CP 2", LLAMA_405B, Layout(8, 8, 8, 2, batch_size=512, virtual_stages=8),
-               tokens_s=292, tflops=737, **bridge),
-    )  # fmt: skip
-
-
-def _speed(name: str, model: ModelConfig, layout: Layout, **published: Any) -> SpeedRow:
-    return SpeedRow(name, model, layout, **published)
-
-
-def _memories() -> tuple[MemoryRow, ...]:
-    def titan(dp: int) -> Layout:
-        return Layout(dp, batch_size=2 * dp, micro_batch_size=2, sharding="fsdp", checkpointing="selective-op")
-
-    def titan_70b(dp: int) -> Layout:
-        return Layout(dp, tp=8, batch_size=16 * dp, micro_batch_size=16, sharding="fsdp", checkpointing="full")
-
-    oracle = Layout(16, tp=2, pp=2, batch_size=128)
-    narrow: dict[str, Any] = {"flash_attention": False, "dropout": True}
-    korthikanti = "2205.05198 Table 2, summed over 105 layers"
-    selective = Layout(1, tp=8, checkpointing="selective", **narrow)
-    full = Layout(1, tp=8, checkpointing="full", sequence_parallel=False, **narrow)
-    h800 = "Megatron-LM pull request 482 (context not stated)"
-    short = LLAMA2_7B.model_copy(update={"context": 2048})
-    staged = Layout(4, pp=2, micro_batch_size=2, batch_size=2048)
-    split = Layout(1, tp=8, micro_batch_size=4, batch_size=128, sequence_parallel=False)
-    return (
-        MemoryRow("8B FSDP 8", LLAMA_8B, titan(8), 82.4 * GIB, TITAN),
-        MemoryRow("8B FSDP 8, compiled", LLAMA_8B, titan(8), 77.0 * GIB, TITAN),
-        MemoryRow("8B FSDP 128", LLAMA_8B, titan(128), 67.0 * GIB, TITAN),
-        MemoryRow("8B FSDP 128, compiled", LLAMA_8B, titan(128), 62.0 * GIB, TITAN),
-        MemoryRow("70B FSDP 32 TP 8, fp8", LLAMA_70B, titan_70b(32), 67.6 * GIB, TITAN),
-        MemoryRow("8B TP 2 PP 2 DP 16, states", LLAMA_8B, oracle, 12.6 * GIB, "megatron.training.theoretical_memory_usage", "states"),
-        MemoryRow("the same, activations", LLAMA_8B, oracle, 16.0 * GIB, "megatron.training.theoretical_memory_usage", "activations"),
-        MemoryRow("Llama 2 7B PP 2 DP 4, context 4096", LLAMA2_7B, staged, 49.5e9, h800),
-        MemoryRow("the same, context 2048", short, staged, 49.5e9, h800),
-        MemoryRow("Llama 2 7B TP 8, context 4096", LLAMA2_7B, split, 28.6e9, h800),
-        MemoryRow("the same, context 2048", short, split, 28.6e9, h800),
-        MemoryRow("GPT 530B TP 8, no checkpointing", GPT_530B, Layout(1, tp=8, **narrow), 53.9e9, korthikanti, "layers"),
-        MemoryRow("GPT 530B TP 8, selective", GPT_530B, selective, 18.7e9, korthikanti, "layers"),
-        MemoryRow("GPT 530B TP 8, full", GPT_530B, full, 8.8e9, korthikanti, "layers"),
-    )  # fmt: skip
 
 
 def memory_of(row: MemoryRow) -> float:
@@ -159,7 +46,7 @@ def memory_of(row: MemoryRow) -> float:
 def memory_rows() -> list[dict[str, Any]]:
     """Published bytes, ours, the relative error, and whether the published one lies in our band with overhead (None: a single term)."""
     rows = []
-    for row in _memories():
+    for row in memories():
         ours, band = memory_of(row), device_memory(row.model, row.layout).band
         inside = band[0] <= row.published <= band[1] if row.term == "counted" else None
         document = {"name": row.name, "published_bytes": row.published, "ours_bytes": ours, "error": ours / row.published - 1}
@@ -169,7 +56,7 @@ def memory_rows() -> list[dict[str, Any]]:
 
 def tflops_rows() -> list[dict[str, Any]]:
     """Rows that publish both tokens/s and TFLOP/s, which test FLOP per token alone."""
-    both = [row for row in _speeds() if math.isfinite(row.tokens_s) and math.isfinite(row.tflops)]
+    both = [row for row in speeds() if math.isfinite(row.tokens_s) and math.isfinite(row.tflops)]
     return [
         {"name": row.name, "published": row.tflops, "ours": ours, "error": ours / row.tflops - 1, "source": row.source}
         for row in both
@@ -179,58 +66,149 @@ def tflops_rows() -> list[dict[str, Any]]:
 
 def mfu_rows() -> list[dict[str, Any]]:
     """Published MFU in per cent of Llama 3 405B: TFLOP/s over the device's peak."""
-    published = {"405B TP 8 PP 16 DP 64": 43, "405B TP 8 PP 16 DP 128": 41, "405B TP 8 CP 16 PP 16 DP 8": 38}
-    rows = [row for row in _speeds() if row.name in published]
-    return [
-        {
-            "name": row.name,
-            "published": published[row.name],
-            "ours": ours,
-            "error": ours / published[row.name] - 1,
-            "source": row.source,
-        }
-        for row in rows
-        for ours in [100 * row.tflops * 1e12 / DEVICES[row.device].peak(row.arithmetic)]
-    ]
-
-
-def speed_rows() -> list[dict[str, Any]]:
-    """Published tokens/s a device; ours and its MFU band, the row's own family left out of the efficiency; and the row's own efficiency.
-
-    A family is the rows of one source: variants of one run would tell each other.
-    """
-    rows = _speeds()
-    own = {
-        row.name: efficiency_of(row.model, row.layout, DEVICES[row.device], row.measured_tokens_s, row.arithmetic) for row in rows
-    }
+    published = (43, 41, 38)
+    rows = [row for row in speeds() if row.family == "Llama"]
     documents = []
-    for row in rows:
-        others = [own[o.name] for o in rows if o.arithmetic == row.arithmetic and _family(o) != _family(row)]
-        # fp8 has one family: a row is predicted from the other two of it.
-        others = others or [own[o.name] for o in rows if o.arithmetic == row.arithmetic and o is not row]
-        ours, measured = _tokens_s(row, median(others)), row.measured_tokens_s
-        flops = flops_per_token(row.model) / DEVICES[row.device].peak(row.arithmetic)
-        band = tuple(flops * _tokens_s(row, end) for end in (min(others), max(others)))
-        document = {"name": row.name, "arithmetic": row.arithmetic, "published_tokens_s": measured, "ours_tokens_s": ours}
-        document |= {"error": ours / measured - 1, "mfu": flops * measured, "mfu_band": band}
-        document |= {"inside": band[0] <= flops * measured <= band[1], "efficiency": own[row.name], "source": row.source}
-        documents.append(document)
+    for row, share in zip(rows, published, strict=True):
+        ours = 100 * row.tflops * 1e12 / DEVICES[row.device].peak(row.arithmetic)
+        documents.append({"name": row.name, "published": share, "ours": ours, "error": ours / share - 1, "source": row.source})
     return documents
 
 
+def fixed_share_tokens_s(row: SpeedRow, share: float) -> float:
+    """The model that was here before: all computing at one share of the device's peak, whatever its products are; same communication."""
+    layout, device = row.layout, DEVICES[row.device]
+    tokens = layout.batch_size * row.model.context / layout.devices
+    work = flops_per_token(row.model) * tokens * recompute_factor(row.model, layout)
+    hidden, open_s = communication_s(row.model, layout, device)
+    computing = work / (device.peak(row.arithmetic) * share)
+    return tokens * (1 - bubble(layout)) / (computing + open_s + max(0.0, hidden - computing))
+
+
+def _fixed_share(row: SpeedRow) -> float:
+    """The share of the peak at which the fixed model makes the row's speed, hidden communication left out."""
+    tokens = row.layout.batch_size * row.model.context / row.layout.devices
+    work = flops_per_token(row.model) * tokens * recompute_factor(row.model, row.layout)
+    _, open_s = communication_s(row.model, row.layout, DEVICES[row.device])
+    busy = tokens / row.measured_tokens_s * (1 - bubble(row.layout)) - open_s
+    return work / busy / DEVICES[row.device].peak(row.arithmetic) if busy > 0 else math.nan
+
+
+def _own_efficiency(row: SpeedRow) -> float:
+    return efficiency_of(row.model, row.layout, DEVICES[row.device], row.measured_tokens_s, row.arithmetic)
+
+
+def family_medians(rows: Sequence[SpeedRow], own: Sequence[float], arithmetic: str | None = None) -> dict[str, float]:
+    """Median of what the rows of each source imply; of one arithmetic alone where it is given."""
+    found: dict[str, list[float]] = {}
+    for row, value in zip(rows, own, strict=True):
+        if math.isfinite(value) and arithmetic in (None, row.arithmetic):
+            found.setdefault(row.family, []).append(value)
+    return {family: median(values) for family, values in found.items()}
+
+
+def speed_rows() -> list[dict[str, Any]]:
+    """Published tokens/s a device beside ours and the fixed share's, each with what all other sources imply; and the row's own efficiency.
+
+    A source's rows count as one: the middle of the sources' medians is used. The fixed share has one for each arithmetic.
+    """
+    rows = speeds()
+    own, fixed = [_own_efficiency(row) for row in rows], [_fixed_share(row) for row in rows]
+    medians = family_medians(rows, own)
+    shares = {kind: family_medians(rows, fixed, kind) for kind in ("bf16", "fp8")}
+    documents = []
+    for row, efficiency in zip(rows, own, strict=True):
+        usual = _left_out(medians, row.family)
+        ours, measured = tokens_s(row.model, row.layout, DEVICES[row.device], row.arithmetic, usual), row.measured_tokens_s
+        simple = fixed_share_tokens_s(row, _left_out(shares[row.arithmetic], row.family))
+        flops = flops_per_token(row.model) / DEVICES[row.device].peak(row.arithmetic)
+        document: dict[str, Any] = {"name": row.name, "family": row.family, "device": row.device, "arithmetic": row.arithmetic}
+        document |= {"published_tokens_s": measured, "ours_tokens_s": ours, "error": ours / measured - 1}
+        document |= {
+            "fixed_share_error": simple / measured - 1,
+            "mfu": flops * measured,
+            "inside": 1 / BAND <= ours / measured <= BAND,
+        }
+        documents.append(document | {"efficiency": efficiency, "source": row.source})
+    return documents
+
+
+def _left_out(medians: dict[str, float], family: str) -> float:
+    return median(value for name, value in medians.items() if name != family)
+
+
+def summary_rows(rows: Sequence[dict[str, Any]] | None = None) -> list[dict[str, Any]]:
+    """How well left-out speeds are predicted, by source and in all: root mean square of the logarithm, worst, and how many in the band."""
+    rows = rows or speed_rows()
+    families = [*dict.fromkeys(row["family"] for row in rows), "all"]
+    found = []
+    for family in families:
+        chosen = [row for row in rows if family in ("all", row["family"])]
+        document: dict[str, Any] = {"name": family, "rows": len(chosen)}
+        for key in ("error", "fixed_share_error"):
+            ratios = [1 + row[key] for row in chosen]
+            document[key] = {
+                "log_rms": math.sqrt(sum(math.log(ratio) ** 2 for ratio in ratios) / len(ratios)),
+                "lowest": min(ratios) - 1,
+                "highest": max(ratios) - 1,
+                "inside": sum(1 / BAND <= ratio <= BAND for ratio in ratios),
+            }
+        found.append(document)
+    return found
+
+
+def order_rows() -> list[dict[str, Any]]:
+    """Pairs of one source's layouts of one model, device and arithmetic whose published speeds differ by over 2 %: how many we order
+    alike. Efficiency is the shipped one; it moves all rows alike."""
+    rows = speeds()
+    speed = [tokens_s(row.model, row.layout, DEVICES[row.device], row.arithmetic) for row in rows]
+    simple = [fixed_share_tokens_s(row, 0.45) for row in rows]
+    found: dict[str, dict[str, Any]] = {}
+    for first, one in enumerate(rows):
+        for second, other in list(enumerate(rows))[first + 1 :]:
+            same = (one.family, one.model, one.device, one.arithmetic) == (
+                other.family,
+                other.model,
+                other.device,
+                other.arithmetic,
+            )
+            faster = one.measured_tokens_s / other.measured_tokens_s
+            if not same or 1 / 1.02 < faster < 1.02:
+                continue
+            row = found.setdefault(one.family, {"name": one.family, "pairs": 0, "right": 0, "fixed_share_right": 0})
+            row["pairs"] += 1
+            row["right"] += (speed[first] > speed[second]) == (faster > 1)
+            row["fixed_share_right"] += simple[first] != simple[second] and (simple[first] > simple[second]) == (faster > 1)
+    return list(found.values())
+
+
 def smallest_width() -> int:
-    """Of the models behind the efficiencies."""
-    return min(row.model.width for row in _speeds())
+    """Of the models behind the efficiency."""
+    return min(row.model.width for row in speeds())
 
 
-def _family(row: SpeedRow) -> str:
-    return row.source.split(" ")[0]
+def expert_rows() -> list[dict[str, Any]]:
+    """Parameters of published models with experts, in all and active, in 1e9, as their papers state them."""
 
+    def model(width: int, depth: int, groups: int, vocabulary: int, **more: Any) -> ModelConfig:
+        return ModelConfig(
+            width=width, depth=depth, head_dim=128, queries_per_kv=groups, activation="swiglu", norm_gain=True,
+            vocab_size=vocabulary, context=4096, **more,
+        )  # fmt: skip
 
-def _tokens_s(row: SpeedRow, efficiency: float) -> float:
-    """Tokens/s of one device at this efficiency of products."""
-    step = step_time(row.model, row.layout, DEVICES[row.device], row.arithmetic, efficiency)
-    return row.layout.batch_size * row.model.context / row.layout.devices / step.step_s
+    published = (
+        ("Mixtral 8x7B", with_experts(model(4096, 32, 4, 32000), 8, 2, 14336), 46.7, 12.9, "2401.04088 and its model card"),
+        ("Mixtral 8x22B", with_experts(model(6144, 56, 6, 32768), 8, 2, 16384), 141.0, 39.0, "its announcement"),
+        ("OLMoE 1B-7B", with_experts(model(2048, 16, 1, 50304, qk_norm=True), 64, 8, 1024), 6.9, 1.3, "2409.02060"),
+        ("Phi-3.5-MoE", with_experts(model(4096, 32, 4, 32064), 16, 2, 6400), 41.9, 6.6, "its model card"),
+    )
+    rows = []
+    for name, shape, total, active, source in published:
+        counts = planned_parameters(shape)
+        for word, key, value in (("", "total", total), (", active", "active", active)):
+            ours = counts[key] / 1e9
+            rows.append({"name": f"{name}{word}", "published": value, "ours": ours, "error": ours / value - 1, "source": source})
+    return rows
 
 
 def estimator_rows() -> list[dict[str, Any]]:
@@ -274,11 +252,13 @@ def parameter_rows() -> list[dict[str, Any]]:
 def tables() -> dict[str, list[dict[str, Any]]]:
     return {
         "parameters": parameter_rows(),
+        "experts": expert_rows(),
         "tflops": tflops_rows(),
         "mfu": mfu_rows(),
         "memory": memory_rows(),
         "estimators": estimator_rows(),
         "speed": speed_rows(),
+        "order": order_rows(),
     }
 
 
@@ -288,7 +268,8 @@ def _percent(value: float) -> str:
 
 def _text(found: dict[str, list[dict[str, Any]]]) -> str:
     parts = []
-    for title, key in (("parameters, 1e9", "parameters"), ("TFLOP/s from tokens/s", "tflops"), ("MFU from TFLOP/s, %", "mfu")):
+    named = (("parameters, 1e9", "parameters"), ("with experts, 1e9", "experts"))
+    for title, key in (*named, ("TFLOP/s from tokens/s", "tflops"), ("MFU from TFLOP/s, %", "mfu")):
         rows = [[row["name"], number(row["published"]), number(row["ours"]), _percent(row["error"])] for row in found[key]]
         parts.append(text_table([title, "published", "ours", "error"], rows))
     inside = {True: "yes", False: "no", None: "-"}
@@ -299,17 +280,38 @@ def _text(found: dict[str, list[dict[str, Any]]]) -> str:
         for name, published, ours, error, lies in sizes
     ]
     parts.append(text_table(["memory, GiB", "published", "counted", "error", "in band"], rows))
-    rows = [_speed_cells(row, inside[row["inside"]]) for row in found["speed"]]
-    header = ["tokens/s a device", "published", "ours, left out", "error", "MFU, %", "band", "in band", "efficiency"]
+    rows = [_speed_cells(row) for row in found["speed"]]
+    header = ["tokens/s a device", "published", "ours, left out", "error", "in band", "fixed share", "MFU, %", "efficiency"]
     parts.append(text_table(header, rows))
+    rows = [_summary_cells(row) for row in summary_rows(found["speed"])]
+    header = ["left-out speeds", "rows", "log rms", "errors, %", "in band", "fixed share: log rms", "errors, % ", "in band "]
+    parts.append(text_table(header, rows))
+    rows = [[row["name"], *(str(row[key]) for key in ("pairs", "right", "fixed_share_right"))] for row in found["order"]]
+    parts.append(text_table(["order of layouts", "pairs", "right", "fixed share"], rows))
     return "\n\n".join(parts)
 
 
-def _speed_cells(row: dict[str, Any], inside: str) -> list[str]:
-    low, high = row["mfu_band"]
-    speeds = [number(row["published_tokens_s"], 0), number(row["ours_tokens_s"], 0), _percent(row["error"])]
-    band = [number(100 * row["mfu"], 1), f"{100 * low:.0f} to {100 * high:.0f}", inside, number(row["efficiency"])]
-    return [f"{row['name']} ({row['arithmetic']})", *speeds, *band]
+def _speed_cells(row: dict[str, Any]) -> list[str]:
+    speed = [number(row["published_tokens_s"], 0), number(row["ours_tokens_s"], 0), _percent(row["error"])]
+    more = [
+        "yes" if row["inside"] else "no",
+        _percent(row["fixed_share_error"]),
+        number(100 * row["mfu"], 1),
+        number(row["efficiency"]),
+    ]
+    return [f"{row['name']} ({row['arithmetic']})", *speed, *more]
+
+
+def _summary_cells(row: dict[str, Any]) -> list[str]:
+    cells = [row["name"], str(row["rows"])]
+    for key in ("error", "fixed_share_error"):
+        found = row[key]
+        cells += [
+            f"{found['log_rms']:.3f}",
+            f"{100 * found['lowest']:+.0f} to {100 * found['highest']:+.0f}",
+            str(found["inside"]),
+        ]
+    return cells
 
 
 def main(arguments: Sequence[str]) -> int:

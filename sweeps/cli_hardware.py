@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from analysis.hardware import Device
     from analysis.layouts import LayoutSearch
     from scaling.config import RunConfig
+    from scaling.model_config import ModelConfig
 
 
 def register(app: typer.Typer) -> None:
@@ -53,6 +54,21 @@ def layout_command(
         float | None, typer.Option(help="To devices of its node, GB/s in one direction.", show_default=False)
     ] = None,
     network_gb_s: Annotated[float | None, typer.Option(help="To other nodes, GB/s in one direction.", show_default=False)] = None,
+    memory_gb_s: Annotated[float | None, typer.Option(help="Of a device's own memory, GB/s.", show_default=False)] = None,
+    ep: Annotated[
+        int | None, typer.Option(help="Expert parallel, within dp x cp; default: searched.", min=1, show_default=False)
+    ] = None,
+    experts: Annotated[
+        int | None, typer.Option(help="Experts in place of each MLP; with --top-k and --expert-width.", min=1, show_default=False)
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(help="Experts that a token goes through.", min=1, show_default=False)] = None,
+    expert_width: Annotated[int | None, typer.Option(help="MLP width of an expert.", min=1, show_default=False)] = None,
+    shared_width: Annotated[
+        int | None, typer.Option(help="MLP width that every token goes through beside them.", min=1, show_default=False)
+    ] = None,
+    fused: Annotated[
+        bool, typer.Option("--fused/--unfused", help="Norms, rotary positions and gates a kernel each (compiled).")
+    ] = True,
     node_gpus: Annotated[int | None, typer.Option(help="Devices of a node; default 8.", min=1, show_default=False)] = None,
     show: Annotated[int, typer.Option(help="Layouts that are listed.", min=1, max=1000)] = 10,
     settings: Annotated[
@@ -67,13 +83,15 @@ def layout_command(
     from scaling.config_file import load_config
 
     config = load_config(run, RunConfig, overrides(settings or [], context.args))
-    bandwidths = {"link_gb_s": link_gb_s, "network_gb_s": network_gb_s, "node_devices": node_gpus}
+    bandwidths = {"link_gb_s": link_gb_s, "network_gb_s": network_gb_s, "memory_gb_s": memory_gb_s, "node_devices": node_gpus}
     found = device_called(device, peak_tflops=peak_tflops, memory_gib=memory_gib, **bandwidths)  # type: ignore[arg-type]
+    experts_asked = {"experts": experts, "top_k": top_k, "expert_width": expert_width, "shared_width": shared_width}
     kind = _arithmetic(arithmetic, found)
     known = _known(config, run, sharding, checkpointing)
-    search = LayoutSearch(tp, pp, cp, dp, micro_batch, virtual_stages, **known)
-    _possible(config, search, gpus, found)
-    plan = search_layouts(config.model, found, gpus, config.training.batch_size, config.tokens, search, kind)
+    model = _with_experts(config.model, experts_asked)
+    search = LayoutSearch(tp, pp, cp, dp, micro_batch, virtual_stages, **known, ep=ep, fused=fused)
+    _possible(model, config.training.batch_size, search, gpus, found)
+    plan = search_layouts(model, found, gpus, config.training.batch_size, config.tokens, search, kind)
     answer(plan.to_dict(show), lambda: plan.text(show), json)
     return OK if plan.ranked and plan.ranked[0].fits == "yes" else NOT_OK
 
@@ -105,12 +123,27 @@ def _known(config: RunConfig, run: Path, sharding: Sequence[str] | None, kept: S
     return {name: value for name, value in asked.items() if value}
 
 
-def _possible(config: RunConfig, search: LayoutSearch, gpus: int, device: Device) -> None:
+def _with_experts(model: ModelConfig, asked: dict[str, int | None]) -> ModelConfig:
+    """The model, with experts where they are asked for. Raises ConfigError for half a question, and for sizes that do not go together."""
+    from analysis.layout_experts import with_experts
+
+    given = {name: value for name, value in asked.items() if value is not None}
+    if not given:
+        return model
+    needed = ("experts", "top_k", "expert_width")
+    missing = [f"--{name.replace('_', '-')}" for name in needed if name not in given]
+    raise_all([Fault(option, "is needed for a model with experts", f"{option} NUMBER") for option in missing], ConfigError)
+    if given["top_k"] > given["experts"]:
+        what = f"is more than the {given['experts']} experts"
+        raise ConfigError(Fault(f"--top-k {given['top_k']}", what, f"{given['experts']} at most"))
+    return with_experts(model, **given)
+
+
+def _possible(model: ModelConfig, batch_size: int, search: LayoutSearch, gpus: int, device: Device) -> None:
     """Raise ConfigError with everything that makes the given sizes impossible, whatever the others are."""
     from analysis.layouts import fixed_faults
 
-    faults = fixed_faults(config.model, search, gpus, config.training.batch_size, device.node_devices)
-    raise_all(faults, ConfigError)
+    raise_all(fixed_faults(model, search, gpus, batch_size, device.node_devices), ConfigError)
 
 
 def budget_command(

@@ -59,7 +59,7 @@ def test_a_run_that_nothing_fits_is_an_answer_and_not_an_error(call: Any) -> Non
 
 
 def test_an_impossible_layout_is_refused_with_all_its_faults(call: Any) -> None:
-    code, text, errors = call("--gpus", "16", "--device", "h100", "--tp", "3", "--pp", "5", "--json")
+    code, text, errors = call("--gpus", "16", "--device", "h100", "--tp", "3", "--pp", "40", "--json")
     assert code == 2
     assert {fault["where"] for fault in json.loads(text)["errors"]} >= {"--gpus", "--tp", "--pp"}
     assert "Traceback" not in errors
@@ -76,6 +76,31 @@ def test_arithmetic_that_a_device_lacks_is_refused(call: Any) -> None:
     code, _, errors = call("--gpus", "16", "--device", "a100", "--arithmetic", "fp8")
     assert code == 2
     assert "a100 has no fp8" in errors
+
+
+def test_experts_are_planned_where_they_are_asked_for(call: Any) -> None:
+    code, text, _ = call(
+        "--gpus", "64", "--device", "h100", "--experts", "8", "--top-k", "2", "--expert-width", "1024", "--ep", "4", "--json"
+    )
+    assert code == 0
+    document = json.loads(text)
+    assert document["parameters"]["active"] < document["parameters"]["total"]
+    assert {layout["ep"] for layout in document["layouts"]} == {4}
+
+
+def test_half_a_question_of_experts_is_refused(call: Any) -> None:
+    code, text, _ = call("--gpus", "64", "--device", "h100", "--experts", "8", "--json")
+    assert code == 2
+    assert [fault["where"] for fault in json.loads(text)["errors"]] == ["--top-k", "--expert-width"]
+
+
+def test_experts_that_ranks_do_not_share_are_refused(call: Any) -> None:
+    code, text, _ = call("--gpus", "64", "--device", "h100", "--experts", "8", "--top-k", "9", "--expert-width", "64", "--json")
+    assert code == 2
+    assert "more than the 8 experts" in text
+    code, text, _ = call("--gpus", "64", "--device", "h100", "--ep", "4", "--json")
+    assert code == 2
+    assert "the model has none" in text
 
 
 def test_a_vocabulary_that_only_data_would_tell_is_asked_for(call: Any) -> None:
