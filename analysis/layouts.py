@@ -128,7 +128,7 @@ class LayoutPlan:
     def text(self, shown: int) -> str:
         counts, device = planned_parameters(self.model), self.device
         peak = device.peak(self.arithmetic) / 1e12
-        active = f", {counts['active']:,} of them active," if "active" in counts else ""
+        active = f", {counts['active']:,} of them active" if "active" in counts else ""
         lines = [
             f"{counts['total']:,} parameters{active}, {model_flops(self.model):.4g} FLOP a token ({FLOPS_CONVENTION})",
             f"{self.devices} x {device.name}: {peak:g} TFLOP/s ({self.arithmetic}), {gib(device.memory_bytes)} [{device.source}]",

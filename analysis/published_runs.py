@@ -157,6 +157,25 @@ def summary_rows(rows: Sequence[dict[str, Any]] | None = None) -> list[dict[str,
     return found
 
 
+def nested_band_rows(share: float = 0.9) -> list[dict[str, Any]]:
+    """A band that the predicted source has no say in: `share` of the other sources' own left-out errors lie in it; how many of its do."""
+    rows = speeds()
+    medians = family_medians(rows, [_own_efficiency(row) for row in rows])
+
+    def distance(row: SpeedRow, without: set[str]) -> float:
+        usual = median(value for name, value in medians.items() if name not in without)
+        ours = tokens_s(row.model, row.layout, DEVICES[row.device], row.arithmetic, usual)
+        return abs(math.log(ours / row.measured_tokens_s))
+
+    found = []
+    for family in medians:
+        others = sorted(distance(row, {family, row.family}) for row in rows if row.family != family)
+        band = others[math.ceil(share * len(others)) - 1]
+        own = [distance(row, {family}) for row in rows if row.family == family]
+        found.append({"name": family, "rows": len(own), "band": math.exp(band), "inside": sum(size <= band for size in own)})
+    return found
+
+
 def order_rows() -> list[dict[str, Any]]:
     """Pairs of one source's layouts of one model, device and arithmetic whose published speeds differ by over 2 %: how many we order
     alike. Efficiency is the shipped one; it moves all rows alike."""
@@ -177,8 +196,10 @@ def order_rows() -> list[dict[str, Any]]:
                 continue
             row = found.setdefault(one.family, {"name": one.family, "pairs": 0, "right": 0, "fixed_share_right": 0})
             row["pairs"] += 1
-            row["right"] += (speed[first] > speed[second]) == (faster > 1)
-            row["fixed_share_right"] += simple[first] != simple[second] and (simple[first] > simple[second]) == (faster > 1)
+            for key, found_speed in (("right", speed), ("fixed_share_right", simple)):
+                ours = found_speed[first] / found_speed[second]
+                # Equal speeds are no order, for either model.
+                row[key] += not math.isclose(ours, 1.0, rel_tol=1e-9) and (ours > 1) == (faster > 1)
     return list(found.values())
 
 
@@ -258,6 +279,7 @@ def tables() -> dict[str, list[dict[str, Any]]]:
         "memory": memory_rows(),
         "estimators": estimator_rows(),
         "speed": speed_rows(),
+        "nested": nested_band_rows(),
         "order": order_rows(),
     }
 
@@ -286,6 +308,8 @@ def _text(found: dict[str, list[dict[str, Any]]]) -> str:
     rows = [_summary_cells(row) for row in summary_rows(found["speed"])]
     header = ["left-out speeds", "rows", "log rms", "errors, %", "in band", "fixed share: log rms", "errors, % ", "in band "]
     parts.append(text_table(header, rows))
+    rows = [[row["name"], str(row["rows"]), number(row["band"]), str(row["inside"])] for row in found["nested"]]
+    parts.append(text_table(["band set by the others", "rows", "factor", "in band"], rows))
     rows = [[row["name"], *(str(row[key]) for key in ("pairs", "right", "fixed_share_right"))] for row in found["order"]]
     parts.append(text_table(["order of layouts", "pairs", "right", "fixed share"], rows))
     return "\n\n".join(parts)
