@@ -158,7 +158,7 @@ def _refuse_unused(engine: str, request: Request) -> None:
             faults.append(Fault(f"--{names.get(field, field)}", what, "leave it out"))
     if engine == "pytorch" and (request.devices != 1 or request.micro is not None):
         faults.append(
-            Fault("--devices, --micro-batch", "are not written by pytorch's export: your loop decides", "leave them out")
+            Fault("--devices, --micro-batch", "are train_fsdp.py's own options: --fsdp, --tp, --micro-batch", "leave them out")
         )
     raise_all(faults)
 
@@ -198,7 +198,7 @@ def _pytorch(run: RunConfig, request: Request) -> Export:
 
     _checked(run, "pytorch", pytorch.OPTIMIZERS, [])
     plan = make_plan(run, request.form or "multipliers")
-    return Export(pytorch.export_files(plan), plan.to_dict()["tensors"], caveats(plan, clips_by_plain_norm=False), [])
+    return Export(pytorch.training_files(plan), plan.to_dict()["tensors"], caveats(plan, clips_by_plain_norm=False), [])
 
 
 def _deepspeed(run: RunConfig, request: Request) -> Export:

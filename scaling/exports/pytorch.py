@@ -1,13 +1,22 @@
-"""Plain PyTorch: plan.json and the file that builds parameter groups, initial values and schedule from it. Torch-free."""
+"""Plain PyTorch: plan.json, the file that builds parameter groups, initial values and schedule from it, and a program that trains.
+
+Owns the files of every engine that is given torch's own optimizer (`export_files`), and those of `--engine pytorch` (`training_files`).
+Torch-free.
+"""
 
 from __future__ import annotations
 
+import json
 from importlib.resources import files
+from typing import Any
 
+from scaling.config import RunConfig
 from scaling.exports.plan import ExportPlan
 
 OPTIMIZERS = ("adamw", "adam", "sgd")
 PARAM_GROUPS = "param_groups.py"
+TRAINING = ("train_fsdp.py", "model.py", "data.py")
+"""The program, and what a user replaces in it."""
 
 
 def recipe(name: str) -> str:
@@ -18,3 +27,33 @@ def recipe(name: str) -> str:
 def export_files(plan: ExportPlan) -> dict[str, str]:
     """File name -> content."""
     return {"plan.json": plan.to_json(), PARAM_GROUPS: recipe(PARAM_GROUPS)}
+
+
+def training_files(plan: ExportPlan) -> dict[str, str]:
+    """File name -> content of all that `torchrun train_fsdp.py` needs."""
+    settings = json.dumps(run_settings(plan.run), indent=1) + "\n"
+    return export_files(plan) | {"run.json": settings} | {name: recipe(name) for name in TRAINING}
+
+
+def run_settings(run: RunConfig) -> dict[str, Any]:
+    """What the program needs beside the plan: the shape of the toolkit's model, and how it was trained."""
+    model, training = run.model, run.training
+    return {
+        "model": {
+            "width": model.width,
+            "depth": model.depth,
+            "heads": model.heads,
+            "kv_heads": model.kv_heads,
+            "head_dim": model.head_size,
+            "mlp_width": model.mlp_width,
+            "vocabulary": model.vocabulary,
+            "activation": model.activation,
+            "norm_gain": model.norm_gain,
+            "qk_norm": model.qk_norm,
+            "tied_embeddings": model.tied_embeddings,
+            "rope_base": model.rope_base,
+        },
+        "precision": training.precision,
+        "micro_batch_sequences": training.micro_batch_size,
+        "seed": training.seed,
+    }

@@ -40,7 +40,7 @@ def call(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
 @pytest.mark.parametrize(
     ("engine", "files"),
     [
-        ("pytorch", {"plan.json", "param_groups.py"}),
+        ("pytorch", {"plan.json", "param_groups.py", "run.json", "train_fsdp.py", "model.py", "data.py"}),
         ("deepspeed", {"plan.json", "param_groups.py", "ds_config.json", "engine.py"}),
         ("torchtitan", {"plan.json", "param_groups.py", "model.json", "torchtitan_recipe.py"}),
         ("hf", {"plan.json", "param_groups.py", "config.json", "training_arguments.json", "trainer.py"}),

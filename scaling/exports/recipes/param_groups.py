@@ -7,7 +7,8 @@
     clip_gradients(model, plan)  # before optimizer.step()
 
 Every parameter must match exactly one row of the plan and every row a parameter, by name and shape; all that does not is said at once.
-Build the groups by name before a wrapper changes names or shapes (DDP, FSDP1, pipeline stages).
+Build the groups by name before a wrapper changes names or shapes (DDP, FSDP1, pipeline stages). FSDP2 and tensor parallel change the
+parameters and keep names and shapes: build the groups after them.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 KEYS = {"schema", "made_by", "run_id", "form", "optimizer", "schedule", "batch", "forward", "tensors"}
@@ -68,25 +70,59 @@ def match(model: nn.Module, plan: dict[str, Any]) -> Iterator[tuple[str, nn.Para
 
 @torch.no_grad()
 def initialize(model: nn.Module, plan: dict[str, Any], seed: int) -> None:
-    """Fill every parameter: N(0, init_std), or init_constant; each from a generator of its own, on the CPU in fp32."""
-    for place, (_, parameter, row) in enumerate(match(model, plan)):
+    """Fill every parameter: N(0, init_std), or init_constant; each from a generator of its own, on the CPU in fp32.
+
+    The draws of a seed are those of mutransfer's own models.
+    """
+    for place, (_, parameter, row) in enumerate(sorted(match(model, plan), key=_place_in(plan))):
         if row["init_std"] is None:
             parameter.fill_(row["init_constant"])
             continue
         values = torch.zeros(row["shape"])
         if row["init_std"]:
             values.normal_(0.0, row["init_std"], generator=torch.Generator().manual_seed(seed * 1_000_003 + place))
-        parameter.copy_(values)
+        parameter.copy_(_as_sharded(values, parameter))
+
+
+def _place_in(plan: dict[str, Any]) -> Callable[[tuple[str, Any, dict[str, Any]]], tuple[Any, ...]]:
+    """Order of tensors: as the plan's rows, but layer by layer where the rows are those of layers."""
+    order = {row["pattern"]: at for at, row in enumerate(plan["tensors"])}
+    layered = min((at for pattern, at in order.items() if r"\d+" in pattern), default=0)
+
+    def place(found: tuple[str, Any, dict[str, Any]]) -> tuple[Any, ...]:
+        name, _, row = found
+        layers = [int(part) for part in name.split(".") if part.isdigit()] if r"\d+" in row["pattern"] else []
+        return (layered if layers else order[row["pattern"]], layers, order[row["pattern"]])
+
+    return place
+
+
+def mesh_of(tensor: Tensor | None) -> Any:
+    """The device mesh of a tensor that FSDP2 or tensor parallel sharded (a DTensor), or None."""
+    return getattr(tensor, "device_mesh", None)
+
+
+def _as_sharded(values: Tensor, parameter: nn.Parameter) -> Tensor:
+    """`values`, whole on every process, in a form that can be copied to `parameter`, without a word between processes."""
+    if mesh_of(parameter) is None:
+        return values
+    from torch.distributed.tensor import DTensor, Replicate
+
+    whole = [Replicate()] * mesh_of(parameter).ndim
+    return DTensor.from_local(values.to(parameter.device), mesh_of(parameter), whole, run_check=False)
 
 
 def param_groups(model: nn.Module, plan: dict[str, Any]) -> list[dict[str, Any]]:
-    """Groups for a torch optimizer: tensors with equal settings together; `names` are theirs, `peak_lr` stays through a schedule."""
-    groups: dict[tuple[float, float, float], dict[str, Any]] = {}
+    """Groups for a torch optimizer: tensors with equal settings together; `names` are theirs, `peak_lr` stays through a schedule.
+
+    Sharded tensors of different meshes are apart, as torch's fused steps need them.
+    """
+    groups: dict[tuple[Any, ...], dict[str, Any]] = {}
     for name, parameter, row in match(model, plan):
         lr, decay, eps = row["lr"], row["weight_decay"], row["eps"]
         values = {"params": [], "names": [], "lr": lr, "peak_lr": lr, "weight_decay": decay}
         values |= {} if plan["optimizer"]["kind"] == "sgd" else {"eps": eps}
-        group = groups.setdefault((lr, decay, eps), values)
+        group = groups.setdefault((lr, decay, eps, mesh_of(parameter)), values)
         group["params"].append(parameter)
         group["names"].append(name)
     return list(groups.values())
@@ -123,12 +159,33 @@ def build_scheduler(optimizer: torch.optim.Optimizer, plan: dict[str, Any]) -> t
 
 @torch.no_grad()
 def clip_gradients(model: nn.Module, plan: dict[str, Any]) -> Tensor:
-    """Clip by the global norm that the unfolded tensors' gradients would have; return that norm."""
+    """Clip by the global norm that the unfolded tensors' gradients would have, over all shards; return that norm."""
     clip = plan["optimizer"]["clip_norm"]
     limit = math.inf if clip is None else float(clip)
     pairs = [(parameter, row["folded_multiplier"]) for _, parameter, row in match(model, plan) if parameter.grad is not None]
+    if any(mesh_of(parameter.grad) is not None for parameter, _ in pairs):
+        return _clip_shards([(parameter.grad, factor) for parameter, factor in pairs if parameter.grad is not None], limit)
     if all(factor == 1.0 for _, factor in pairs):
         return torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
     norm = torch.nn.utils.get_total_norm([parameter.grad * factor for parameter, factor in pairs if parameter.grad is not None])
     torch.nn.utils.clip_grads_with_norm_([parameter for parameter, _ in pairs], limit, norm)
+    return norm
+
+
+def _clip_shards(pairs: list[tuple[Tensor, float]], limit: float) -> Tensor:
+    """Gradients and factors, whatever their meshes. Of a part that several of all processes hold each counts its share."""
+    parts, total = [], torch.zeros((), dtype=torch.float64, device=pairs[0][0].device)
+    for gradient, factor in pairs:
+        copies, mesh, part = dist.get_world_size(), mesh_of(gradient), gradient
+        if mesh is not None:
+            placements = enumerate(gradient.placements)  # type: ignore[attr-defined]
+            copies //= math.prod(mesh.size(at) for at, placement in placements if not placement.is_replicate())
+            part = gradient.to_local()  # type: ignore[attr-defined]
+        total += (torch.linalg.vector_norm(part) * factor).double() ** 2 / copies
+        parts.append(part)
+    dist.all_reduce(total)
+    norm = total.sqrt().float()
+    scale = torch.clamp(limit / (norm + 1e-6), max=1.0)  # as torch's own clipping
+    for part in parts:
+        part.mul_(scale)
     return norm
