@@ -1,110 +1,38 @@
 """From a study's transfer fit to the config of a large run: numbered steps, each with formula, source, value and assumption.
 
-Owns Recommendation. Pure: the target run's config is computed from the study's own run config through `scaling.parametrization`.
+Owns `recommend` and `check_target`. Pure: the target run's config is computed from the study's own run config through
+`scaling.parametrization`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from analysis.axes import AxisFit
-from analysis.loss_by_width import predict_loss
+from analysis.batch_choice import BatchChoice
+from analysis.budget_shape import BudgetShape
+from analysis.layout_choice import compute_step, plan_layout
+from analysis.loss_at_target import loss_at_target
+from analysis.lr_exponents import LrExponent, doubts, exponent_source, lr_at_target, lr_exponents
+from analysis.recommendation import NO_INTERVAL, Interval, Quantity, Recommendation, Step, lr_range
 from analysis.results import interval_text, number
 from analysis.target import TargetConfig
 from analysis.transfer import TransferFit
-from scaling.accounting import flops_per_token, parameter_counts, run_flops
+from scaling.accounting import parameter_counts
 from scaling.config import RunConfig
 from scaling.errors import ConfigError, Fault
 from scaling.hyperparameters import HYPERPARAMETERS, with_values
 from scaling.parametrization import HORIZON_SOURCE, TensorRule, at_horizon, horizon_betas, tensor_rules
 from scaling.schedule import warmup_steps
 
-Interval = tuple[float, float]
-NO_INTERVAL: Interval = (math.nan, math.nan)
+if TYPE_CHECKING:
+    from analysis.fit_result import ScalingLawFit
+
 MAX_STEPS = 2**31 - 1
 FAR = 10.0
 """Extrapolation beyond this factor is warned about."""
-
-
-@dataclass(frozen=True)
-class Quantity:
-    """A recommended value; the interval is at 90 %, NaN when the study does not determine one."""
-
-    value: float
-    interval: Interval = NO_INTERVAL
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"value": self.value, "interval": list(self.interval)}
-
-
-@dataclass(frozen=True)
-class Step:
-    """One line of the derivation."""
-
-    title: str
-    formula: str
-    value: str
-    source: str
-    assumption: str = ""
-
-
-@dataclass(frozen=True)
-class Recommendation:
-    """What to type into the large run, how it was derived, and how far to trust it."""
-
-    run: RunConfig
-    """The large run; its optimizer holds the values at the base shape, as `mutransfer train` and `explain` take them."""
-    target: TargetConfig
-    parametrization: str
-    hyperparameters: Mapping[str, Quantity]
-    tensors: tuple[TensorRule, ...]
-    predicted_loss: Quantity
-    extrapolation: Mapping[str, float]
-    """Target over the largest measured, an axis each."""
-    warnings: tuple[str, ...]
-    steps: tuple[Step, ...]
-    wrong_lr_costs: Mapping[str, float] = field(default_factory=dict)
-    """Loss given up at twice and at half the LR, nats, measured at the largest width."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "target": self.target.model_dump(mode="json"),
-            "parametrization": self.parametrization,
-            "hyperparameters": {name: quantity.to_dict() for name, quantity in self.hyperparameters.items()},
-            "tensors": [rule.to_dict() for rule in self.tensors],
-            "predicted_loss": self.predicted_loss.to_dict(),
-            "extrapolation": dict(self.extrapolation),
-            "wrong_lr_costs": dict(self.wrong_lr_costs),
-            "warnings": list(self.warnings),
-            "steps": [vars(step) for step in self.steps],
-            "run": self.run.model_dump(mode="json"),
-        }
-
-    def __str__(self) -> str:
-        lr = self.hyperparameters["lr"]
-        lines = [
-            f"Recommended for {self.target.name} (width {self.run.model.width}, depth {self.run.model.depth}, "
-            f"{self.run.tokens:,} tokens): base LR 2^{math.log2(lr.value):.2f} = {lr.value:.3g} "
-            f"({lr_range(lr.interval)}: the study's 90 % interval and the horizon exponent's range), {self.parametrization}",
-            "",
-        ]
-        for index, step in enumerate(self.steps, start=1):
-            lines.append(f"{index:2}. {step.title}: {step.value}")
-            lines.append(f"      {step.formula}   [{step.source}]")
-            if step.assumption:
-                lines.append(f"      assumes: {step.assumption}")
-        if self.warnings:
-            lines += ["", "Warnings", *(f"  ! {warning}" for warning in self.warnings)]
-        return "\n".join(lines)
-
-
-def lr_range(interval: Interval) -> str:
-    """Ends of an interval of learning rates in words; an end of 0 or infinity is no bound."""
-    low, high = interval
-    return f"{f'{low:.2g}' if low > 0 else 'unbounded'} to {f'{high:.2g}' if math.isfinite(high) else 'unbounded'}"
 
 
 def _factor(ratio: float) -> str:
@@ -135,7 +63,7 @@ def check_target(target: TargetConfig, template: RunConfig, place: Callable[[str
         faults.append(Fault(place("tokens"), f"{target.tokens} tokens are less than one batch of {batch_tokens}"))
     elif target.tokens // batch_tokens > MAX_STEPS:
         faults.append(Fault(place("tokens"), f"{target.tokens} tokens are more than {MAX_STEPS} steps of {batch_tokens} tokens"))
-    if target.gpus is not None and not faults:
+    if target.gpus is not None and target.gpus.device is None and not faults:
         sequences = batch_tokens // context
         if sequences % target.gpus.count:
             near = max(round(sequences / target.gpus.count), 1) * target.gpus.count * context
@@ -150,28 +78,52 @@ def recommend(
     fit: TransferFit,
     target: TargetConfig,
     losses: Mapping[int, Quantity],
-    lines: Sequence[AxisFit] = (),
+    axes: Sequence[AxisFit] = (),
+    batch: BatchChoice | None = None,
+    budget: BudgetShape | None = None,
+    law: ScalingLawFit | None = None,
+    place: Callable[[str], str] = str,
 ) -> Recommendation:
     """The recommendation for `target`, from runs like `template` whose optimum over widths is `fit`.
 
-    template: any run of the study in the recommended parametrization; losses: width -> best loss; lines: other hyperparameters that
-    were varied, whose best values replace the template's. `check_target` first.
-    Raises ConfigError when no width has an optimum to start from.
+    template: any run of the study in the recommended parametrization; losses: width -> best loss; axes: what else was varied:
+    other hyperparameters, whose best values replace the template's, and tokens, batch and depth, whose LR exponents replace the rule's.
+    batch: what was measured of the batch; taken where the target states none. budget: where the target's width and tokens come from.
+    law: of the loss, for targets that differ from the study in tokens or depth. `check_target` first. place: as there.
+    Raises ConfigError when no width has an optimum to start from, and for devices that are not known.
     """
     usable = [optimum for optimum in fit.optima if optimum.censored is None]
     if not usable:
         cure = "extend the LR range of the study"
         raise ConfigError(Fault("", f"no width has an interior best LR under {fit.parametrization}", cure))
-    derivation = _Derivation(template, fit, target, losses)
-    derivation.take(lines)
-    return derivation.recommendation()
+    chosen = chosen_batch(target, template, batch)
+    check_target(target.model_copy(update={"batch_tokens": chosen}), template, place)
+    derivation = _Derivation(template, fit, target, losses, batch, law, place)
+    if budget is not None:
+        derivation.steps.append(budget.step)
+        derivation.warnings += budget.warnings
+    derivation.take([axis for axis in axes if axis.is_line])
+    return derivation.recommendation([axis for axis in axes if not axis.is_line])
+
+
+def chosen_batch(target: TargetConfig, template: RunConfig, batch: BatchChoice | None) -> int:
+    """Tokens a step: as the target states, else as was measured, rounded to the devices, else the study's."""
+    if target.batch_tokens is not None or batch is None:
+        return target.batch_tokens or template.batch_tokens
+    gpus, context = target.gpus, target.context or template.model.context
+    return batch.rounded(context, gpus.count if gpus else None, gpus.micro_batch_size if gpus else None)
 
 
 class _Derivation:
     """Builds the steps in the order in which a person would."""
 
-    def __init__(self, template: RunConfig, fit: TransferFit, target: TargetConfig, losses: Mapping[int, Quantity]) -> None:
+    def __init__(
+        self, template: RunConfig, fit: TransferFit, target: TargetConfig, losses: Mapping[int, Quantity],
+        batch: BatchChoice | None, law: ScalingLawFit | None, place: Callable[[str], str],
+    ) -> None:  # fmt: skip
         self.template, self.fit, self.target, self.losses = template, fit, target, losses
+        self.batch, self.law, self.place = batch, law, place
+        self.exponents: dict[str, LrExponent] = {}
         self.steps: list[Step] = []
         self.lines: list[Step] = []
         self.warnings: list[str] = []
@@ -180,7 +132,7 @@ class _Derivation:
         # The nearest measured width; of two equally near ones the larger.
         self.start = min(usable, key=lambda optimum: (abs(math.log2(target.width / optimum.width)), -optimum.width))
         context = target.context or template.model.context
-        batch_size = (target.batch_tokens or template.batch_tokens) // context
+        batch_size = chosen_batch(target, template, batch) // context
         self.train_steps = max(target.tokens // (batch_size * context), 1)
         shape = {"depth": target.depth or template.model.depth, "context": context, "width": target.width}
         self.model = template.model.model_copy(update=shape | ({"vocab_size": target.vocab_size} if target.vocab_size else {}))
@@ -217,31 +169,22 @@ class _Derivation:
                 self.warnings.append(f"the best {line.name} is not shown to transfer: '{line.transfer.verdict}'")
         self.template = with_values(self.template, values)
 
-    def recommendation(self) -> Recommendation:
+    def recommendation(self, levels: Sequence[AxisFit]) -> Recommendation:
         self._shape()
+        self._batch()
         self.steps += self.lines
         base_lr = self._base_lr()
-        lr = self._horizon_lr(base_lr)
+        lr = self._lr_at_target(base_lr, levels)
         run = self._run(lr.value)
         rules = tuple(tensor_rules(run))
         self._width_rule(rules)
         self._rest(run)
         predicted = self._predicted_loss()
         costs = self._wrong_lr()
-        self._time(run)
-        optimizer = run.optimizer
-        quantities = {
-            "lr": lr,
-            "batch_tokens": Quantity(float(self.batch_tokens)),
-            "tokens": Quantity(float(run.tokens)),
-            "steps": Quantity(float(run.training.steps)),
-            "warmup_steps": Quantity(float(warmup_steps(run.schedule, run.training.steps))),
-            "weight_decay": Quantity(optimizer.weight_decay),
-            "beta1": Quantity(optimizer.beta1),
-            "beta2": Quantity(optimizer.beta2),
-            "eps": Quantity(optimizer.eps),
-            "clip_norm": Quantity(math.nan if optimizer.clip_norm is None else optimizer.clip_norm),
-        }
+        layout = plan_layout(run, self.target.gpus, self.place)
+        step, doubts_of_layout = compute_step(run, self.target.gpus, layout)
+        self.steps.append(step)
+        self.warnings += doubts_of_layout
         extrapolation = {
             "width": self.model.width / self.largest.width,
             "depth": self.model.depth / self.template.model.depth,
@@ -249,10 +192,23 @@ class _Derivation:
             "batch": self.batch_ratio,
         }
         self._warn(extrapolation)
-        kind = self.fit.parametrization
         return Recommendation(
-            run, self.target, kind, quantities, rules, predicted, extrapolation, tuple(self.warnings), tuple(self.steps), costs
-        )
+            run, self.target, self.fit.parametrization, self._quantities(run, lr), rules, predicted, extrapolation,
+            tuple(self.warnings), tuple(self.steps), costs, self.exponents, self.batch, layout,
+        )  # fmt: skip
+
+    def _quantities(self, run: RunConfig, lr: Quantity) -> dict[str, Quantity]:
+        optimizer = run.optimizer
+        numbers = {
+            "tokens": run.tokens,
+            "steps": run.training.steps,
+            "warmup_steps": warmup_steps(run.schedule, run.training.steps),
+            **{name: getattr(optimizer, name) for name in ("weight_decay", "beta1", "beta2", "eps", "clip_norm")},
+        }
+        chosen = self.batch is not None and self.target.batch_tokens is None
+        batch = Quantity(float(self.batch_tokens), self.batch.interval if self.batch and chosen else NO_INTERVAL)
+        found = {name: Quantity(math.nan if value is None else float(value)) for name, value in numbers.items()}
+        return {"lr": lr, "batch_tokens": batch, **found}
 
     def _shape(self) -> None:
         counts = parameter_counts(self.model)
@@ -289,31 +245,72 @@ class _Derivation:
             self.warnings.append(f"width {self.model.width} lies below the smallest measured one, {smallest}")
         return Quantity(2**optimum.log2_lr, (2**low, 2**high))
 
-    def _horizon_lr(self, base_lr: Quantity) -> Quantity:
-        ratio, exponent, ends = self.steps_ratio, self._horizon_exponent(), self.target.horizon_exponent_range
+    def _batch(self) -> None:
+        """Where the batch comes from; what was measured stands beside a batch that the target states."""
+        batch, stated = self.batch, self.target.batch_tokens is not None
+        if batch is None:
+            return
+        size = f"{self.batch_tokens:,} tokens ({self.batch_size:,} sequences)"
+        rounding = "down" if batch.ceiling else "to the nearest"
+        how = "" if stated else f", rounded {rounding} to what the devices share"
+        value = f"{size}, as the target file states" if stated else size
+        self.steps.append(Step("Batch", f"{batch.text()}{how}", value, batch.source, batch.assumption))
+        self.warnings += batch.warnings(self.batch_tokens)
+
+    def _lr_at_target(self, base_lr: Quantity, levels: Sequence[AxisFit]) -> Quantity:
+        """By exponents that the study measured over tokens, batch and depth, and the rule's for what it did not vary."""
+        rule, rule_range = self._rule()
+        ratios = {"tokens": self.tokens_ratio, "batch_tokens": self.batch_ratio}
+        ratios["depth"] = self.model.depth / self.template.model.depth
+        self.exponents, unused = lr_exponents(ratios, rule, levels, self.target.exponents == "measured")
+        moved, (low, high) = lr_at_target(self.exponents, rule, rule_range)
+        lr = Quantity(base_lr.value * 2**moved, (base_lr.interval[0] * 2**low, base_lr.interval[1] * 2**high))
+        self._lr_step(base_lr, lr, rule, rule_range)
+        self.warnings += [*unused, *doubts(self.exponents, rule_range)]
+        return lr
+
+    def _rule(self) -> tuple[float, Interval]:
+        """The published exponent of (tokens / batch)^-exponent, and its range, on the LR that was swept."""
+        low, high = self.target.horizon_exponent_range
+        exponent = self._horizon_exponent()
         if self.template.optimizer.horizon_fault:
-            ends = (exponent, exponent)
-        factors = [ratio**-power for power in (exponent, *ends)]
+            return 0.0, (0.0, 0.0)
         if self.template.base.steps:
             # The run's own rule carries its base LR to its number of steps: what is left is how far off that rule's exponent may be.
-            factors = [factor / factors[0] for factor in factors]
-        low, high = base_lr.interval[0] * min(factors), base_lr.interval[1] * max(factors)
-        value = base_lr.value * factors[0]
-        steps = f"S = tokens x{_factor(self.tokens_ratio)} / batch x{_factor(self.batch_ratio)} = {_factor(ratio)}"
+            return 0.0, (min(low - exponent, 0.0), max(high - exponent, 0.0))
+        return exponent, (low, high)
+
+    def _lr_step(self, base_lr: Quantity, lr: Quantity, rule: float, rule_range: Interval) -> None:
+        ratios = f"tokens x{_factor(self.tokens_ratio)}, batch x{_factor(self.batch_ratio)}"
+        named = {axis: item for axis, item in self.exponents.items() if axis != "depth" or item.measured}
+        exponents = "; ".join(map(str, named.values()))
+        moved = [item for item in named.values() if item.ratio != 1]
+        measured, ruled = any(item.measured for item in moved), not all(item.measured for item in moved)
+        by_rule = base_lr.value * self.steps_ratio**-rule
+        beside = f"; the rule alone would give {by_rule:.3g}" if measured else ""
+        apart = abs(math.log2(lr.value / by_rule))
+        if measured and apart > 1:
+            what = f"the LR by the study's exponents, {lr.value:.3g}, and by the published rule, {by_rule:.3g}, are x{2**apart:.3g} apart"
+            self.warnings.append(f"{what}: measure nearer to the target's tokens and batch, or say exponents: rule in the target")
+        ends = f" and exponents {number(rule_range[0])} to {number(rule_range[1])} of the rule" if ruled else ""
+        value = f"{lr.value:.3g}; {lr_range(lr.interval)} with the study's 90 % intervals{ends}{beside}"
+        assumption = "what is measured goes on as it did" if measured else "a published rule, not measured in this study"
+        assumption += "; the rest follows a published rule" if measured and ruled else ""
         self.steps.append(
             Step(
                 "LR at the target's tokens and batch",
-                f"base LR * S^-{exponent:g}; {steps}",
-                f"{value:.3g}; {lr_range((low, high))} with the study's 90 % interval and exponents {ends[0]:g} to {ends[1]:g}",
-                HORIZON_SOURCE,
-                "" if ratio == 1 else "a published rule, not measured in this study; the batch stays below the critical batch",
+                f"base LR * (tokens ratio)^a * (batch ratio)^b; {ratios}; exponents: {exponents}",
+                value,
+                exponent_source(named),
+                "" if not moved else f"{assumption}; the batch stays below the critical batch",
             )
         )
-        return Quantity(value, (low, high))
 
     def _horizon_exponent(self) -> float:
-        """The target's; 0 where no rule is known for the optimizer, whose LR then stays."""
-        return 0.0 if self.template.optimizer.horizon_fault else self.target.horizon_exponent
+        """The run's own where it has base.steps, else the target's; 0 where no rule is known for the optimizer, whose LR then stays."""
+        if self.template.optimizer.horizon_fault:
+            return 0.0
+        return self.template.optimizer.horizon_exponent if self.template.base.steps else self.target.horizon_exponent
 
     def _run(self, lr: float) -> RunConfig:
         """The large run, with everything that the study holds fixed taken over."""
@@ -335,7 +332,7 @@ class _Derivation:
             update={"steps": self.train_steps, "batch_size": self.batch_size, "micro_batch_size": self._micro_batch(), "seed": 0}
         )
         base = self.template.base.model_copy(update={"depth": self.template.base.depth or self.template.model.depth})
-        updates = {"model": self.model, "optimizer": optimizer, "training": training, "base": base}
+        updates = {"model": self.model, "optimizer": optimizer, "training": training, "base": base, "recommended": None}
         return RunConfig.model_validate(self.template.model_copy(update=updates).model_dump())
 
     def _micro_batch(self) -> int | None:
@@ -376,38 +373,11 @@ class _Derivation:
         self.steps.append(Step(f"{optimizer.kind} at the base shape", rule, value, f"{same}; {HORIZON_SOURCE}"))
 
     def _predicted_loss(self) -> Quantity:
-        study = self.template.model
-        same = {
-            "tokens": abs(self.tokens_ratio - 1) <= 0.01,
-            "batch": abs(self.batch_ratio - 1) <= 0.01,
-            "depth": self.model.depth == study.depth,
-            "vocabulary": self.model.vocab_size == study.vocab_size,
-            "context": self.model.context == study.context,
-        }
-        others = [name for name, equal in same.items() if not equal]
-        if others:
-            words = (
-                f"{', '.join(others)} of the target differ{'s' if len(others) == 1 else ''} from the study's, which measured one"
-            )
-            self.warnings.append(f"no loss is predicted: {words}")
-            return Quantity(math.nan)
-        measured = self.losses.get(self.model.width)
-        if measured is not None and math.isfinite(measured.value):
-            value = f"{measured.value:.3f}, 90 % interval {interval_text(measured.interval, 3)} nats per token"
-            self.steps.append(Step("Predicted loss", "the best loss at this width", value, "this study, measured at this width"))
-            return measured
-        prediction = predict_loss({width: loss.value for width, loss in self.losses.items()}, self.model.width)
-        quantity = Quantity(prediction.value, prediction.interval)
-        low, high = quantity.interval
-        value = (
-            "unknown"
-            if math.isnan(quantity.value)
-            else f"between {low:.3f} and {high:.3f} nats per token (a bracket, not a 90 % interval)"
-        )
-        self.steps.append(
-            Step("Predicted loss", prediction.formula, value, "this study's best losses by width", prediction.assumption)
-        )
-        return quantity
+        found = loss_at_target(self.template, self.model, self.tokens_ratio, self.batch_ratio, self.losses, self.law)
+        self.warnings += found.warnings
+        if found.step is not None:
+            self.steps.append(found.step)
+        return found.loss
 
     def _wrong_lr(self) -> dict[str, float]:
         costs = {f"x{factor:g}": self.fit.cost_at(self.largest.width, math.log2(factor)) for factor in (0.5, 2.0)}
@@ -419,36 +389,24 @@ class _Derivation:
         self.steps.append(Step(f"What a wrong LR costs, at {where}", formula, text, "this study", "the curve keeps its shape"))
         return costs
 
-    def _time(self, run: RunConfig) -> None:
-        flops, gpus = run_flops(run), self.target.gpus
-        value = f"{flops:.3g} training FLOPs ({flops_per_token(run.model):.3g} a token)"
-        if gpus is not None and gpus.peak_tflops and gpus.mfu:
-            hours = flops / (gpus.count * gpus.peak_tflops * 1e12 * gpus.mfu) / 3600
-            time = f"{hours:,.1f} h" if hours >= 1 else f"{3600 * hours:,.0f} s"
-            value += f"; {time} on {gpus.count} GPUs at {gpus.mfu:.0%} of {gpus.peak_tflops:g} TFLOP/s"
-        elif gpus is not None:
-            value += "; give gpus.peak_tflops and gpus.mfu for a time"
-        formula = "6 per matmul parameter and token, and causal attention"
-        self.steps.append(Step("Compute", formula, value, "scaling.accounting.flops_per_token"))
-
     def _warn(self, extrapolation: Mapping[str, float]) -> None:
         for axis, factor in extrapolation.items():
             if factor > FAR or factor < 1 / FAR:
                 self.warnings.append(f"{axis} lies x{_factor(factor)} from what was measured, beyond x{FAR:g}")
-        if extrapolation["depth"] != 1 and self.fit.parametrization != "completep":
+        if extrapolation["depth"] != 1 and not self.exponents["depth"].measured and self.fit.parametrization != "completep":
             self.warnings.append("muP carries the LR over width only; depth differs from the study's: study the target's depth")
         if self.model.vocab_size != self.template.model.vocab_size:
             self.warnings.append("the vocabulary differs from the study's, and with it the data: the study's LR is a guess there")
         if self.model.context != self.template.model.context:
             self.warnings.append("the context differs from the study's")
         unknown = self.template.optimizer.horizon_fault
-        if unknown and self.steps_ratio != 1:
+        carried = all(self.exponents[axis].measured for axis in ("tokens", "batch_tokens"))
+        if unknown and self.steps_ratio != 1 and not carried:
             self.warnings.append(f"{unknown}: its values are left as they are")
-        gpus = self.target.gpus
-        if gpus is not None and self.template.runtime.device == "cpu":
+        if self.target.gpus is not None and self.template.runtime.device == "cpu":
             self.warnings.append("data, context, precision and device are the study's: set those of the large run in its config")
         if self.fit.parametrization == "sp":
             self.warnings.append("recommended under a parametrization without transfer rules")
 
 
-__all__ = ["Quantity", "Recommendation", "Step", "check_target", "recommend"]
+__all__ = ["Quantity", "Recommendation", "Step", "check_target", "chosen_batch", "lr_range", "recommend"]

@@ -262,6 +262,16 @@ class Branch(Frozen):
     """That run's sequences a step: the branch reads on in the order in which that run would have, whatever its own batch."""
 
 
+class Recommended(Frozen):
+    """What a recommended run was derived from, so that it can be told when that has changed; not part of the run's identity."""
+
+    source: str
+    """The study's directory, or the table; relative to the config's own folder."""
+    runs: Positive
+    fingerprint: str
+    """Of the runs and their losses (sweeps.recommended_from)."""
+
+
 YOUNGER_KEYS: dict[str, dict[str, Any]] = {
     "parametrization": {
         "form": "table8",
@@ -311,6 +321,8 @@ class RunConfig(Frozen):
     runtime: RuntimeConfig = RuntimeConfig()
     branch: Branch | None = None
     """Written by `mutransfer branch`; its schedule and steps count from the branching point."""
+    recommended: Recommended | None = None
+    """Written by `mutransfer recommend`."""
 
     @model_validator(mode="after")
     def _base_exists(self) -> Self:
@@ -422,9 +434,9 @@ class RunConfig(Frozen):
         return content_hash(self.identity())
 
     def identity(self) -> dict[str, Any]:
-        """What the run's name is made of: everything but `runtime` and, once the corpus is pinned by its hash, its paths."""
+        """What the run's name is made of: everything but `runtime`, `recommended` and, once the corpus is pinned by its hash, its paths."""
         paths = {"paths", "train_bin", "validation_bin"} if self.data.sha256 else set()
-        values = self.model_dump(mode="json", exclude={"runtime": True, "data": paths})
+        values = self.model_dump(mode="json", exclude={"runtime": True, "recommended": True, "data": paths})
         # Keys that are younger than the first studies count where they differ from their default, so that older runs keep their names.
         for section, keys in YOUNGER_KEYS.items():
             for name, default in keys.items():

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from scaling.errors import ConfigError, Fault, Interrupted, StudyError, UserError, program
-from scaling.torchrun import follows, started_by_torchrun
-from sweeps import cli_analysis, cli_batch, cli_coordinates, cli_export, cli_fit, cli_hardware, cli_import, cli_run
+from scaling.torchrun import follows, leave, started_by_torchrun, was_in_group
+from sweeps import cli_analysis, cli_batch, cli_coordinates, cli_export, cli_fit, cli_hardware, cli_import, cli_recommend, cli_run
 from sweeps.cli_common import (
     DOTTED,
     NOT_OK,
@@ -278,6 +278,7 @@ def retry_command(path: StudyPath, out: Out = None, jobs: Jobs = None, json: Jso
 
 
 cli_analysis.register(app)
+cli_recommend.register(app)
 cli_run.register(app)
 cli_coordinates.register(app)
 cli_import.register(app)
@@ -289,7 +290,10 @@ cli_hardware.register(app)
 
 def main() -> None:
     """Entry point: runs the command and turns errors into messages and exit codes."""
-    sys.exit(_main())
+    code = _main()
+    if was_in_group():
+        leave(code)
+    sys.exit(code)
 
 
 def _main() -> int:

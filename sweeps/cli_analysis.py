@@ -1,4 +1,4 @@
-"""Commands that judge finished runs: transfer, recommend, report; and the end of `study`, which does all three."""
+"""Commands that judge finished runs: transfer and report; and the end of `study`, which judges, recommends and reports."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ from sweeps.cli_common import NOT_OK, OK, answer
 
 if TYPE_CHECKING:
     from analysis.axes import AxisFit
-    from analysis.recommend import Recommendation
     from analysis.table import RunTable
     from analysis.transfer import TransferFit
-    from scaling.config import RunConfig
     from sweeps.study_dir import Study
 
 Table = Annotated[
@@ -32,7 +30,6 @@ Target = Annotated[
 
 def register(app: typer.Typer) -> None:
     app.command("transfer")(transfer_command)
-    app.command("recommend")(recommend_command)
     app.command("report")(report_command)
 
 
@@ -50,9 +47,9 @@ def transfer_command(
     json: Json = False,
 ) -> int:
     """Whether the best learning rate stays as the width grows: slope, regret, verdict, each with an interval; and every other axis."""
-    study = _study_of(table)
-    runs, fits = _judge(table, study, columns or (), slope_tolerance, regret_tolerance)
-    axes = _axes(runs, study, slope_tolerance, regret_tolerance)
+    study = study_of(table)
+    runs, fits = judge(table, study, columns or (), slope_tolerance, regret_tolerance)
+    axes = axes_of(runs, study, slope_tolerance, regret_tolerance)
     if axis is not None and axis != "width" and axis not in axes:
         raise ConfigError(Fault("--axis", f"{axis!r} was not varied", f"choose from: {', '.join(['width', *axes])}"))
     if parametrization is not None and parametrization not in fits:
@@ -73,32 +70,7 @@ def transfer_command(
     parts = [*map(str, chosen.values()), *(str(fit) for found in others.values() for fit in found.values())]
     notes = [f"table: {note}" for note in runs.notes]
     answer(document, lambda: "\n\n".join([*parts, "\n".join(notes)]), json)
-    return _exit_code(chosen)
-
-
-def recommend_command(
-    table: Table,
-    target: Target = None,
-    run: Annotated[
-        Path | None, typer.Option(help="For a table of runs: the config of one of them, as for `train`.", show_default=False)
-    ] = None,
-    columns: Columns = None,
-    out: Annotated[Path | None, typer.Option(help="Write the large run's config here.", show_default=False)] = None,
-    json: Json = False,
-) -> int:
-    """The config of the large run: every hyperparameter with its derivation, interval and how far it extrapolates."""
-    study = _study_of(table)
-    runs, fits = _judge(table, study, columns or ())
-    file = _target_file(study, target)
-    if file is None:
-        raise ConfigError(Fault("--target", "no target is named", "give one: --target configs/targets/large.yaml"))
-    template = _template(study, fits) if study else _template_of_table(table, run, fits)
-    recommendation = _recommend(template, fits, file, _axes(runs, study))
-    if out is not None:
-        write_config_file(out, recommendation)
-    document = recommendation.to_dict() | {"notes": list(runs.notes)}
-    answer(document, lambda: "\n".join([str(recommendation), *(f"table: {note}" for note in runs.notes)]), json)
-    return _exit_code(fits)
+    return exit_code(chosen)
 
 
 def report_command(
@@ -114,11 +86,12 @@ def conclude(study: Study, document: dict[str, Any], as_json: bool, target: Path
     """Judge, recommend and write the report of a study; print the verdict first."""
     from analysis.report import compare_losses, write_report
     from scaling.records import write_atomic
+    from sweeps.recommending import read_target, recommendation_of, target_file, template_of, write_recommended
 
-    table, fits = _judge(study.directory, study, ())
-    file = _target_file(study, target)
-    axes = _axes(table, study)
-    recommendation = _recommend(_template(study, fits), fits, file, axes) if file else None
+    table, fits = judge(study.directory, study, ())
+    file = target_file(study, target)
+    axes = axes_of(table, study)
+    recommendation = recommendation_of(template_of(study, fits), fits, *read_target(file), axes) if file else None
     report = study.directory / "report.html"
     write_report(report, f"Study {study.config.name}", table, fits, recommendation, _facts(study), axes)
     runs = study.directory / "runs.csv"
@@ -144,26 +117,13 @@ def conclude(study: Study, document: dict[str, Any], as_json: bool, target: Path
     lines += [comparison.sentence()] if comparison else []
     if recommendation is not None:
         config = study.directory / "recommended.yaml"
-        write_config_file(config, recommendation)
+        write_recommended(config, recommendation, study.directory)
         write_atomic(study.directory / "recommendation.json", _dumps(recommendation.to_dict()))
         lines += ["", str(recommendation).split("\n", 1)[0], *(f"  ! {warning}" for warning in recommendation.warnings)]
         lines += ["", f"the large run's config:  {config}", f"why, step by step:       {program()} recommend {study.directory}"]
     lines += [f"the runs as a table:     {runs}", f"the report with plots:   {report}"]
     answer(document, "\n".join(lines), as_json)
-    return _exit_code(fits)
-
-
-def write_config_file(path: Path, recommendation: Recommendation) -> None:
-    """The large run as a RunConfig: `mutransfer explain` and `train` take it as it is."""
-    import yaml
-
-    from scaling.records import write_atomic
-
-    head = (
-        "# The large run, as recommended. The optimizer's values are those at the base shape; `mutransfer explain` on this file\n"
-    )
-    head += "# prints what they become for each tensor. Derivation: recommendation.json, or `mutransfer recommend`.\n"
-    write_atomic(path, head + yaml.safe_dump(recommendation.run.model_dump(mode="json"), sort_keys=False))
+    return exit_code(fits)
 
 
 def _dumps(document: Mapping[str, Any]) -> str:
@@ -172,13 +132,13 @@ def _dumps(document: Mapping[str, Any]) -> str:
     return json.dumps(json_safe(dict(document)), indent=1, allow_nan=False) + "\n"
 
 
-def _exit_code(fits: Mapping[str, TransferFit]) -> int:
+def exit_code(fits: Mapping[str, TransferFit]) -> int:
     from analysis.report import preferred
 
     return OK if preferred(fits).verdict == "transfers" else NOT_OK
 
 
-def _study_of(path: Path) -> Study | None:
+def study_of(path: Path) -> Study | None:
     """The study at `path`, or None when it is a table."""
     from sweeps.study_dir import STUDY_FILE, find_study
 
@@ -187,19 +147,21 @@ def _study_of(path: Path) -> Study | None:
 
 
 def _require_study(path: Path) -> Study:
-    study = _study_of(path)
+    study = study_of(path)
     if study is None:
         raise StudyError(Fault(str(path), "is no study", "give a study directory or its YAML file; `transfer` also takes tables"))
     return study
 
 
-def _judge(
+def judge(
     path: Path,
     study: Study | None,
     columns: Sequence[str],
     slope_tolerance: float | None = None,
     regret_tolerance: float | None = None,
+    at: Mapping[str, float] | None = None,
 ) -> tuple[RunTable, dict[str, TransferFit]]:
+    """The runs of a study or a table, and every parametrization's fit over widths. at: a table's levels of all else, where it has several."""
     from analysis.table import load_table
     from analysis.transfer import transfer
     from sweeps.study import TransferTolerances
@@ -219,12 +181,16 @@ def _judge(
     defaults = study.config.tolerances if study else TransferTolerances()
     slope = defaults.slope if slope_tolerance is None else slope_tolerance
     regret = defaults.regret if regret_tolerance is None else regret_tolerance
-    at = study.config.own_sizes() if study else None
+    at = study.config.own_sizes() if study else at
     return table, transfer(table, slope_tolerance=slope, regret_tolerance=regret, at=at)
 
 
-def _axes(
-    table: RunTable, study: Study | None, slope_tolerance: float | None = None, regret_tolerance: float | None = None
+def axes_of(
+    table: RunTable,
+    study: Study | None,
+    slope_tolerance: float | None = None,
+    regret_tolerance: float | None = None,
+    at: Mapping[str, float] | None = None,
 ) -> dict[str, dict[str, AxisFit]]:
     """Every axis beside width, by name, and by parametrization."""
     from analysis.axes import fit_axes
@@ -233,7 +199,7 @@ def _axes(
     defaults = study.config.tolerances if study else TransferTolerances()
     return fit_axes(
         table,
-        study.config.own_sizes() if study else None,
+        study.config.own_sizes() if study else at,
         slope_tolerance=defaults.slope if slope_tolerance is None else slope_tolerance,
         regret_tolerance=defaults.regret if regret_tolerance is None else regret_tolerance,
     )
@@ -241,62 +207,6 @@ def _axes(
 
 def _documents(axes: Mapping[str, Mapping[str, AxisFit]]) -> dict[str, dict[str, Any]]:
     return {name: {kind: fit.to_dict() for kind, fit in found.items()} for name, found in axes.items()}
-
-
-def _target_file(study: Study | None, given: Path | None) -> Path | None:
-    named = study.config.target if study else None
-    return given or (Path(named) if named else None)
-
-
-def _recommend(
-    template: RunConfig, fits: Mapping[str, TransferFit], target_file: Path, axes: Mapping[str, Mapping[str, AxisFit]]
-) -> Recommendation:
-    from analysis.recommend import Quantity, check_target, recommend
-    from analysis.report import preferred
-    from analysis.target import TargetConfig
-    from scaling.config_file import build, read_yaml
-
-    source = read_yaml(target_file)
-    target = build(TargetConfig, source)
-    fit = preferred(fits)
-    check_target(target, template, lambda key: f"{source.place((key,))}: {key}")
-    losses = {optimum.width: Quantity(optimum.best_loss, optimum.best_loss_interval) for optimum in fit.optima}
-    lines = [found[fit.parametrization] for found in axes.values() if fit.parametrization in found]
-    return recommend(template, fit, target, losses, [line for line in lines if line.is_line])
-
-
-def _template(study: Study, fits: Mapping[str, TransferFit]) -> RunConfig:
-    """A run of the study in the parametrization that the recommendation starts from."""
-    from analysis.report import preferred
-
-    preference = preferred(fits).parametrization
-    return study.config.template(next(kind for kind in study.config.parametrizations if kind == preference))
-
-
-def _template_of_table(path: Path, run: Path | None, fits: Mapping[str, TransferFit]) -> RunConfig:
-    """What a table of runs leaves out (base shape, schedule, betas), from the config of one of its runs.
-
-    Raises ConfigError where the config contradicts the table.
-    """
-    from analysis.report import preferred
-    from sweeps.cli_run import load_run
-
-    if run is None:
-        cure = "give the config of one of them: --run configs/models/base.yaml"
-        raise ConfigError(Fault(str(path), "a table does not say what its runs have in common", cure))
-    template, fit, cure = load_run(run, ()), preferred(fits), "give the config of a run of the table"
-    kind, faults = template.parametrization.kind, []
-    if fit.parametrization not in (kind, "unknown"):
-        what = f"is a run under {kind}, and the table's fit is of {fit.parametrization}"
-        faults.append(Fault(f"{run}: parametrization.kind", what, cure))
-    stated = {"model.depth": template.model.depth, "training: tokens": template.tokens, "training: batch": template.batch_tokens}
-    for (key, value), column in zip(stated.items(), ("depth", "tokens", "batch_tokens"), strict=True):
-        measured = {item.cell.size(column) for item in fit.optima} - {float("nan")}
-        if not any(size != size or size == value for size in measured):
-            faults.append(Fault(f"{run}: {key}", f"is {value}, and the table's {column} is {sorted(measured)[0]:.12g}", cure))
-    if faults:
-        raise ConfigError(*faults)
-    return template
 
 
 def _facts(study: Study) -> list[tuple[str, str]]:

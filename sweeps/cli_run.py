@@ -34,11 +34,18 @@ def load_run(path: Path, settings: Sequence[str]) -> RunConfig:
     from scaling.config import RunConfig
     from scaling.config_file import apply_overrides, build, locate, read_yaml
     from scaling.data import vocabulary_size
+    from scaling.data.documents import absolute
+    from sweeps.recommended_from import check_origin
     from sweeps.study_dir import absolute_paths
 
     source = read_yaml(path)
     apply_overrides(source, settings)
     run = build(RunConfig, source)
+    if note := check_origin(run, path):
+        messages().print(note, markup=False, highlight=False)
+    if run.recommended is not None:
+        kept = run.recommended.model_copy(update={"source": absolute(run.recommended.source, path.parent)})
+        run = run.model_copy(update={"recommended": kept})
     if run.model.vocab_size is None:
         try:
             vocabulary = vocabulary_size(run.data)
