@@ -161,7 +161,7 @@ def judge(
     regret_tolerance: float | None = None,
     at: Mapping[str, float] | None = None,
 ) -> tuple[RunTable, dict[str, TransferFit]]:
-    """The runs of a study or a table, and every parametrization's fit over widths. at: a table's levels of all else, where it has several."""
+    """The runs of a study or a table, and every parametrization's fit over widths. at: levels of all else, of a table with several."""
     from analysis.table import load_table
     from analysis.transfer import transfer
     from sweeps.study import TransferTolerances

@@ -24,9 +24,10 @@ def _fingerprint(source: Path) -> tuple[int, str]:
     """How many runs, and a hash of which and with which losses. Of a table: its lines, and the hash of its bytes."""
     if source.is_dir():
         found = sorted((record.run_id, record.status, record.loss) for record in read_records(source))
-        return len(found), content_hash(found)
+        return len(found), f"runs {content_hash(found)}"
     content = source.read_bytes()
-    return max(content.count(b"\n"), 1), hashlib.sha256(content).hexdigest()[:12]
+    # A word in front: YAML reads digits with an e among them as a number.
+    return max(content.count(b"\n"), 1), f"bytes {hashlib.sha256(content).hexdigest()[:12]}"
 
 
 def check_origin(run: RunConfig, path: Path) -> str:
