@@ -16,27 +16,31 @@ import sys
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
-from typing import IO, Any, Literal, Self
+from typing import IO, Any, Literal, NoReturn, Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
 
 from scaling.config import RunConfig
 from scaling.errors import ConfigError, Fault, StudyError, UserError
 from scaling.parallel import require_layout
-from scaling.torchrun import started_by_torchrun, world_size
+from scaling.torchrun import leave, note_group, started_by_torchrun, world_size
 
 PATIENCE = timedelta(days=30)
 """How long a rank waits for another: rank 0 may look for work that long. A rank that dies closes its connections, which is seen at once."""
 LAST_WORDS_S = 2.0
 """How long a rank that died may take to be seen as dead by its parent."""
+POLL_S = 0.02
+"""Between two looks at the store."""
 Order = Literal["train", "load", "step", "validate", "process_s", "save", "load_shards", "end"]
 
 
@@ -136,7 +140,7 @@ class Team:
     def run(self, run: RunConfig) -> Iterator[Group]:
         """The group that trains `run`, told to. Raises RankDied with a rank's last words when one ends in the middle.
 
-        Raises ConfigError when the batch cannot be shared, StudyError when torchrun's other ranks are gone.
+        Raises ConfigError when the batch cannot be shared, StudyError when one of torchrun's other ranks is gone.
         """
         size = world_size(os.environ) if self._given else run.runtime.processes
         require_layout(run, size if self._given else None)
@@ -160,6 +164,9 @@ class Team:
             words = self._last_words() if isinstance(error, RuntimeError) else None
             self._dismiss()
             self._broken = self._given
+            if self._given and isinstance(error, RuntimeError) and _lost_a_rank(error):
+                cure = "torchrun --max-restarts N starts all again; the run then goes on from its last checkpoint"
+                raise StudyError(Fault("torchrun", f"another rank is gone: {str(error).partition('. ')[0]}", cure)) from error
             if words is None or isinstance(error, UserError):
                 raise
             raise RankDied(words) from error
@@ -176,11 +183,13 @@ class Team:
         while not store.check([_here(rank) for rank in range(1, size)]):
             if any(process.poll() is not None for process, _ in self._others):
                 raise RuntimeError("a rank ended before the ranks met")
-            time.sleep(0.02)
+            time.sleep(POLL_S)
         return _meet(store, 0, size)
 
     def _last_words(self) -> str | None:
-        """What is known of a rank that has ended, or None when all live."""
+        """What is known of a rank that has ended, or None when all live, or are torchrun's."""
+        if not self._others:
+            return None
         deadline = time.monotonic() + LAST_WORDS_S
         while time.monotonic() < deadline:
             for rank, (process, log) in enumerate(self._others, start=1):
@@ -206,6 +215,11 @@ class Team:
                 dist.destroy_process_group()
 
 
+def _lost_a_rank(error: RuntimeError) -> bool:
+    """Whether torch says that a connection to another process has ended; gloo's errors have no type of their own."""
+    return isinstance(error, dist.DistError) or "gloo/transport" in str(error)
+
+
 def _here(rank: int) -> str:
     """Key under which a rank says that it is up."""
     return f"here/{rank}"
@@ -226,13 +240,55 @@ def _meet(store: TCPStore, rank: int, size: int) -> Group:
     finally:
         if before is None:
             os.environ.pop("GLOO_SOCKET_IFNAME", None)
+    note_group(size)
     return Group(rank, size, rank)
 
 
 def join() -> Group:
     """The group that torchrun describes in the environment."""
-    dist.init_process_group(_backend(), timeout=PATIENCE)
-    return Group(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", "0")))
+    store, rank, size = next(rendezvous("env://", timeout=PATIENCE))
+    with _ended_by_sigterm():
+        # Keys of an attempt that was killed are left in the store, which outlives it: each attempt has a name of its own.
+        store = PrefixStore(agree_on_attempt(store, rank, size), store)
+        dist.init_process_group(_backend(), store=store, rank=rank, world_size=size, timeout=PATIENCE)
+    note_group(size)
+    return Group(rank, size, int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def agree_on_attempt(store: Store, rank: int, size: int) -> str:
+    """A name that rank 0 has made and that all living ranks, and they alone, are told. torchrun's count of restarts is each machine's own.
+
+    The others ask under a name which no rank before them had, so that an answer can come only from a rank 0 that lives.
+    """
+    own = uuid.uuid4().hex
+    if rank != 0:
+        store.set(f"asks/{rank}", own)
+        while not store.check([f"answer/{own}"]):
+            time.sleep(POLL_S)
+        attempt: str = store.get(f"answer/{own}").decode()
+        store.set(f"{attempt}/{rank}", "")
+        return attempt
+    others = range(1, size)
+    # What it reads first may be what a rank that is dead asked.
+    while not store.check([f"{own}/{other}" for other in others]):
+        for other in others:
+            if store.check([f"asks/{other}"]):
+                store.set(f"answer/{store.get(f'asks/{other}').decode()}", own)
+        time.sleep(POLL_S)
+    return own
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """torchrun's SIGTERM ends the process at once: in the middle of gloo's C++ no handler of Python's would run."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def follow(group: Group) -> None:
@@ -265,10 +321,10 @@ def follow(group: Group) -> None:
             trainer.process_s()
 
 
-def follow_torchrun() -> None:
-    """`follow` in a process of torchrun's."""
+def follow_torchrun() -> NoReturn:
+    """`follow` in a process of torchrun's, which ends with it."""
     follow(join())
-    dist.destroy_process_group()
+    leave(0)
 
 
 def _end_with_leader() -> None:
@@ -282,6 +338,7 @@ def _main(port: str, rank: str, size: str) -> None:
     store = TCPStore("127.0.0.1", int(port), int(size), is_master=False, wait_for_workers=False)
     store.set(_here(int(rank)), "")
     follow(_meet(store, int(rank), int(size)))
+    leave(0)
 
 
 if __name__ == "__main__":

@@ -75,12 +75,11 @@ def report_error(error: UserError) -> int:
     return error.exit_code
 
 
-def follow_rank_0() -> int:
-    """A command in a process of torchrun's that is not rank 0: take part in rank 0's runs, and make none of its own."""
+def follow_rank_0() -> NoReturn:
+    """A command in a process of torchrun's that is not rank 0: take part in rank 0's runs, make none of its own, and end with them."""
     from scaling.ranks import follow_torchrun
 
     follow_torchrun()
-    return OK
 
 
 def stop_on_sigterm() -> None:
