@@ -244,6 +244,8 @@ class RuntimeConfig(Frozen):
     pin: bool = True
     """Whether workers of a local pool are bound to cores (sweeps.pinning)."""
     checkpoint_every_steps: Positive | None = None
+    checkpoint_async: bool = False
+    """Sharded layouts: training goes on while a checkpoint is written (torch.distributed.checkpoint.async_save)."""
     keep_checkpoints_at_steps: tuple[Positive, ...] = ()
     """Updates after which a checkpoint is written that stays when the run ends, for `mutransfer branch`."""
     log_every_steps: Positive = 10

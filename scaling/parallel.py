@@ -78,15 +78,30 @@ def parse_layout(text: str) -> Layout:
 
 
 def require_layout(run: RunConfig, processes: int | None = None) -> None:
-    """Raise ConfigError with everything that keeps `run` from its layout; nothing for a run without one.
+    """Raise ConfigError with everything that keeps `run` from its layout, or asks what only a layout can.
 
     processes: how many there are, where torchrun started them; else runtime.processes, which the run starts by itself.
     """
-    layout = run.runtime.parallel
+    layout, faults = run.runtime.parallel, _write_faults(run)
     if layout is None:
+        raise_all(faults)
         return
-    faults = _size_faults(layout, processes, run.runtime.processes) + _division_faults(layout, run) + _unknown_faults(layout, run)
+    faults += (
+        _size_faults(layout, processes, run.runtime.processes) + _division_faults(layout, run) + _unknown_faults(layout, run)
+    )
     raise_all(faults)
+
+
+def _write_faults(run: RunConfig) -> list[Fault]:
+    runtime = run.runtime
+    if not runtime.checkpoint_async:
+        return []
+    where, cure, faults = "runtime.checkpoint_async", "leave it out", []
+    if runtime.parallel is None or not runtime.parallel.sharded:
+        faults.append(Fault(where, "is for sharded layouts: this run's checkpoint is one file", f"{cure}, or set fsdp or tp"))
+    if runtime.checkpoint_every_steps is None:
+        faults.append(Fault(where, "is set, and no checkpoint is written", f"{cure}, or set runtime.checkpoint_every_steps"))
+    return faults
 
 
 def _size_faults(layout: Layout, given: int | None, asked: int) -> list[Fault]:

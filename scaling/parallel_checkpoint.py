@@ -11,20 +11,26 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 from scaling.checkpoint import SHARDS
 from scaling.errors import Fault, StudyError
 from scaling.optimizer import AnyOptimizer, inner_optimizers
+from scaling.ranks import once_a_group
 
 STATE = "state.json"
 ALONE = "torch.distributed is disabled"
@@ -47,10 +53,78 @@ def held(model: nn.Module, optimizer: AnyOptimizer) -> dict[str, Tensor]:
     return tensors
 
 
-def write_shards(folder: Path, tensors: Mapping[str, Tensor], alone: bool = False) -> None:
-    """Write this process's part of `tensors`; every process of the run calls it, unless `alone`."""
+class ShardWriter:
+    """Writes this process's parts of one checkpoint after the other; every process of the run has one, and starts the same."""
+
+    def __init__(self, background: bool) -> None:
+        """background: from a copy in memory, by another thread and a process group of its own."""
+        self._background = background
+        self._pending: Future[None] | None = None
+        if background:
+            self._stager = DefaultStager(StagingOptions(False, False, False, False))
+            self._group = once_a_group("checkpoints", lambda: dist.new_group(backend="gloo"))
+
+    def start(self, folder: Path, tensors: Mapping[str, Tensor], done: Callable[[], None] | None = None) -> None:
+        """Write `tensors`, and call `done` when all processes have. Waits for the write before, and raises what `wait` does."""
+        self.wait()
+        if not self._background:
+            write_shards(folder, tensors)
+            if done is not None:
+                done()
+            return
+        with _os_errors():
+            written = async_save(dict(tensors), checkpoint_id=folder, process_group=self._group, async_stager=self._stager)
+        assert isinstance(written, Future)
+        self._pending = _then(written, done)
+
+    def wait(self) -> None:
+        """Wait for what was started last. Raises OSError when it could not be written."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            with _os_errors():
+                pending.result()
+
+
+def _then(written: Future[Any], done: Callable[[], None] | None) -> Future[None]:
+    """`written` and `done` after it, in the thread that writes: a kill after that leaves the new checkpoint."""
+    both: Future[None] = Future()
+
+    def finish(first: Future[Any]) -> None:
+        try:
+            first.result()
+            if done is not None:
+                done()
+        except BaseException as error:  # torch's failures of a checkpoint are no Exceptions
+            both.set_exception(error)
+        else:
+            both.set_result(None)
+
+    written.add_done_callback(finish)
+    return both
+
+
+@contextmanager
+def _os_errors() -> Iterator[None]:
+    """A rank's error of the disk as such, in all ranks."""
+    try:
+        yield
+    except CheckpointException as error:
+        for failure, _ in error.failures.values():
+            if isinstance(failure, OSError):
+                raise failure from error
+        raise RuntimeError(str(error)) from error
+
+
+@contextmanager
+def _alone_without_warning() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=ALONE)
+        yield
+
+
+def write_shards(folder: Path, tensors: Mapping[str, Tensor], alone: bool = False) -> None:
+    """Write this process's part of `tensors`; every process of the run calls it, unless `alone`. Raises OSError."""
+    with _alone_without_warning(), _os_errors():
         save(dict(tensors), checkpoint_id=folder, no_dist=alone)
 
 
@@ -71,8 +145,7 @@ def read_shards(folder: Path, model: nn.Module, optimizer: AnyOptimizer, alone: 
     if found != own:
         raise StudyError(Fault(str(folder), f"holds other tensors: {sorted(dict(found.items() ^ own.items()))[:3]}", cure))
     _make_states(sizes, parameters, optimizer)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=ALONE)
+    with _alone_without_warning():
         load(held(model, optimizer), checkpoint_id=folder, no_dist=alone)
 
 

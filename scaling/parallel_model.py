@@ -35,7 +35,7 @@ from scaling.config import RunConfig
 from scaling.model import Block, RMSNorm, Transformer
 from scaling.optimizer import AnyOptimizer, inner_optimizers
 from scaling.parallel import Layout
-from scaling.ranks import Group
+from scaling.ranks import Group, once_a_group
 
 
 def parallelize(model: Transformer, run: RunConfig) -> None:
@@ -54,7 +54,8 @@ def parallelize(model: Transformer, run: RunConfig) -> None:
 
 def _shard(model: Transformer, run: RunConfig, layout: Layout) -> None:
     device = run.runtime.device
-    mesh = init_device_mesh(device, (layout.dp, layout.fsdp, layout.tp), mesh_dim_names=("dp", "fsdp", "tp"))
+    sizes = (layout.dp, layout.fsdp, layout.tp)
+    mesh = once_a_group((device, sizes), lambda: init_device_mesh(device, sizes, mesh_dim_names=("dp", "fsdp", "tp")))
     if layout.tp > 1:
         share_sequences(model, mesh["tp"], layout.sp)
     # One shard is sharded too where tensors are: all gradients then pass the same way, also those of the tensors that tp leaves whole.

@@ -17,12 +17,12 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
-from typing import IO, Any, Literal, NoReturn, Self
+from typing import IO, Any, Literal, NoReturn, Self, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -95,6 +95,20 @@ class Group:
 
 
 ALONE = Group()
+T = TypeVar("T")
+_kept: dict[Any, dict[Hashable, Any]] = {}
+
+
+def once_a_group(key: Hashable, make: Callable[[], T]) -> T:
+    """What `make` makes for the process group that is there, made for the first run that asks: torch never frees threads and sockets."""
+    world = dist.group.WORLD
+    if world not in _kept:
+        _kept.clear()
+        _kept[world] = {}
+    if key not in _kept[world]:
+        _kept[world][key] = make()
+    found: T = _kept[world][key]
+    return found
 
 
 class _Loss(nn.Module):
@@ -299,6 +313,8 @@ def follow(group: Group) -> None:
     trainer: Trainer | None = None
     while True:
         order, argument = group.told()
+        if trainer is not None and order in ("train", "end"):
+            trainer.written()
         if order == "end":
             return
         if order == "train":

@@ -93,9 +93,11 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(run.runtime.device, enabled=run.training.precision == "fp16")
         self._loss: Callable[..., Tensor] = compiled(self.model.loss) if run.training.compile else self.model.loss
         if self.sharded:
+            from scaling.parallel_checkpoint import ShardWriter
             from scaling.parallel_model import split_groups
 
             split_groups(self.optimizer)
+            self._writer = ShardWriter(run.runtime.checkpoint_async)
         self._averaging = None if self.sharded else group.averaging(self.model, self._loss)
         self.norms: GradientNorms | None = None
         """The last step's, where it measured them (runtime.noise_scale_every_steps)."""
@@ -217,14 +219,18 @@ class Trainer:
         from scaling.parallel_checkpoint import step_folder, write_state
 
         folder = step_folder(directory, state["step"])
-        self.save_shards(folder)
-        write_state(directory, folder, kept)
+        self.save_shards(folder, lambda: write_state(directory, folder, kept))
 
-    def save_shards(self, folder: Path) -> None:
-        from scaling.parallel_checkpoint import held, write_shards
+    def save_shards(self, folder: Path, done: Callable[[], None] | None = None) -> None:
+        from scaling.parallel_checkpoint import held
 
         self.group.tell("save", folder)
-        write_shards(folder, held(self.model, self.optimizer), alone=self.group.size == 1)
+        self._writer.start(folder, held(self.model, self.optimizer), done)
+
+    def written(self) -> None:
+        """Wait for the checkpoint that is being written (runtime.checkpoint_async); nothing where none is."""
+        if self.sharded:
+            self._writer.wait()
 
     def load_shards(self, folder: Path) -> None:
         from scaling.parallel_checkpoint import read_shards
@@ -323,6 +329,7 @@ def _train(trainer: Trainer, directory: Path, on_progress: Callable[[Progress], 
             watch(row)
     try:
         loss = _loop(trainer, state, directory, log, on_progress, watch)
+        trainer.written()
     finally:
         log.close()
     record = _record(run, state, loss, corpus.sha256, started_at, resumed_from)

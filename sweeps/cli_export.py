@@ -71,7 +71,10 @@ def export_command(
     out: Annotated[Path, typer.Option(help="Folder for the files.", show_default=False)],
     form: Annotated[
         str | None,
-        typer.Option(help="pytorch, deepspeed: multipliers (default; your model applies them) or folded.", show_default=False),
+        typer.Option(
+            help="multipliers (default; your model, or megatron's --use-mup, applies them) or folded; pytorch, deepspeed, megatron.",
+            show_default=False,
+        ),
     ] = None,
     devices: Annotated[int, typer.Option(min=1, help="Data-parallel devices that share a batch.")] = 1,
     micro_batch: Annotated[
@@ -148,7 +151,12 @@ def _form(text: str | None) -> Form | None:
 
 def _refuse_unused(engine: str, request: Request) -> None:
     """Options that the engine's export would ignore are errors."""
-    used = {"form": ("pytorch", "deepspeed"), "zero": ("deepspeed",), "settings": ("deepspeed", "hf"), "accept": ("megatron",)}
+    used = {
+        "form": ("pytorch", "deepspeed", "megatron"),
+        "zero": ("deepspeed",),
+        "settings": ("deepspeed", "hf"),
+        "accept": ("megatron",),
+    }
     names = {"settings": "merge"}
     faults = []
     for field, engines in used.items():
@@ -236,11 +244,28 @@ def _megatron(run: RunConfig, request: Request) -> Export:
     from scaling.exports import megatron
     from scaling.parametrization import tensor_rules
 
+    if request.form == "folded":
+        return _megatron_folded(run, request)
     _checked(run, "megatron", megatron.OPTIMIZERS, megatron.faults(run, sorted(request.accept)))
     found = [line for lines in megatron.differences(run).values() for line in lines]
     notes = ["--use-mup has one weight decay for all matrices and keeps eps of embedding, readout and gains"]
+    notes += [late] if (late := megatron.warmup_note(run)) else []
     tensors = [rule.to_dict() | {"megatron": vars(megatron.native(run, rule))} for rule in tensor_rules(run)]
     return Export(megatron.export_files(run, _batch(run, request)), tensors, notes, found)
+
+
+def _megatron_folded(run: RunConfig, request: Request) -> Export:
+    from scaling.exports import megatron, megatron_folded
+    from scaling.exports.plan import caveats
+
+    if request.accept:
+        what = "accepts what --use-mup does otherwise, and the folded form has every value"
+        raise ConfigError(Fault(f"--accept {', '.join(sorted(request.accept))}", what, "leave it out"))
+    _checked(run, "megatron", megatron.OPTIMIZERS, megatron_folded.faults(run))
+    plan = megatron_folded.plan_of(run)
+    notes = [*caveats(plan, clips_by_plain_norm=True), "written for megatron-core 0.19"]
+    notes += [late] if (late := megatron.warmup_note(run)) else []
+    return Export(megatron_folded.export_files(run, _batch(run, request)), plan.to_dict()["tensors"], notes, [])
 
 
 WRITERS: dict[str, Callable[[RunConfig, Request], Export]] = {

@@ -3,7 +3,8 @@
 `--use-mup` is Tensor Programs V's Table 8: hidden matrices get lr / m and eps / m, m being hidden over base hidden size, and start at
 init-std / sqrt(m), those that write to the residual stream at that over sqrt(2 layers) too; everything else keeps lr and eps, embedding
 and readout start at one std of their own; logits are multiplied by 1 / m. It has one weight decay for all matrices, none for gains.
-`native` has these values a tensor, and `differences` holds them against the run's.
+`native` has these values a tensor, and `differences` holds them against the run's. `scaling.exports.megatron_folded` has the form
+without --use-mup.
 """
 
 from __future__ import annotations
@@ -76,26 +77,20 @@ def differences(run: RunConfig) -> dict[str, list[str]]:
 
 def faults(run: RunConfig, accept: Sequence[str]) -> list[Fault]:
     """Everything of `run` that Megatron's flags cannot express and that is not accepted."""
-    found = llama_faults(run, "Megatron", qk_norm=True)
-    kind, forward, model = run.parametrization.kind, forward_rules(run), run.model
-    m = model.width / run.base.width
+    found = shared_faults(run)
+    kind, forward = run.parametrization.kind, forward_rules(run)
+    m = run.model.width / run.base.width
     if (kind, run.parametrization.form) != ("mup", "table8"):
-        found.append(Fault("parametrization", f"{kind} is not Megatron's muP, which is mup in form table8", "--engine pytorch"))
-    if model.tied_embeddings:
-        found.append(
-            Fault("model.tied_embeddings", "is not written: embedding and readout have two multipliers", "set it to false")
-        )
+        found.append(Fault("parametrization", f"{kind} is not Megatron's muP, which is mup in form table8", "--form folded"))
     if (forward.attention_branch, forward.mlp_branch) != (1.0, 1.0):
         found.append(
-            Fault("parametrization.residual_multiplier", "Megatron has no multiplier on residual branches", "leave it at 1")
+            Fault("parametrization.residual_multiplier", "Megatron has no multiplier on residual branches", "--form folded")
         )
     if forward.readout == 1.0 and m != 1.0:
         what = f"makes the logits' multiplier 1, which --mup-output-mult takes as its default of 1 / {m:g}"
         found.append(Fault("parametrization.readout_multiplier", what, "another value"))
     unknown = [name for name in accept if name not in ACCEPTABLE]
     found += [Fault(f"--accept {name}", "cannot be accepted", f"one of {', '.join(ACCEPTABLE)}") for name in unknown]
-    if run.schedule.kind == "wsd" and run.schedule.decay_fraction == 0.0:
-        found.append(Fault("schedule.decay_fraction", "is 0, which Megatron's WSD does not take", "use schedule.kind constant"))
     if not found:
         found += [
             Fault(name, lines[0] + (f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""), _cure(name))
@@ -105,23 +100,52 @@ def faults(run: RunConfig, accept: Sequence[str]) -> list[Fault]:
     return found
 
 
+def shared_faults(run: RunConfig) -> list[Fault]:
+    """What neither form can express."""
+    found = llama_faults(run, "Megatron", qk_norm=True)
+    if run.model.tied_embeddings:
+        what = "is not written: embedding and readout have two multipliers"
+        found.append(Fault("model.tied_embeddings", what, "set it to false"))
+    if run.schedule.kind == "wsd" and run.schedule.decay_fraction == 0.0:
+        found.append(Fault("schedule.decay_fraction", "is 0, which Megatron's WSD does not take", "use schedule.kind constant"))
+    return found
+
+
 def _cure(name: str) -> str:
     cures = {
-        "weight_decay": "--set optimizer.weight_decay_rule=unscaled (lr * decay then falls with width), or --accept weight_decay",
-        "eps": "--accept eps (it acts where gradients are near eps), or --engine pytorch",
-        "init_std": "--set parametrization.init.block_output=depth_scaled and readout_std = embedding_std, or --accept init_std",
+        "weight_decay": "--form folded, --set optimizer.weight_decay_rule=unscaled (lr * decay falls with width), --accept weight_decay",
+        "eps": "--accept eps (it acts where gradients are near eps), or --form folded",
+        "init_std": "--form folded, parametrization.init.block_output=depth_scaled with readout_std = embedding_std, --accept init_std",
     }
-    return cures.get(name, "--engine pytorch")
+    return cures.get(name, "--form folded")
 
 
-def arguments(run: RunConfig, batch: Batch) -> list[tuple[str, str | None]]:
-    """Flag and value in order; a flag without a value has None."""
-    model, optimizer, schedule = run.model, carried(run), schedule_dict(run)
+Flags = list[tuple[str, str | None]]
+"""Flag and value in order; a flag without a value has None."""
+
+
+def arguments(run: RunConfig, batch: Batch) -> Flags:
+    """The flags of the form with --use-mup."""
     forward, m = forward_rules(run), run.model.width / run.base.width
-    style = {"wsd": "WSD"}.get(run.schedule.kind, run.schedule.kind)
-    decay_steps = schedule["steps"] - schedule["decay_start_step"]
-    attention = run.parametrization.attention_multiplier
-    flags: list[tuple[str, str | None]] = [
+    attention, optimizer = run.parametrization.attention_multiplier, carried(run)
+    flags = shape_flags(run, batch) + training_flags(run, optimizer.lr, optimizer.weight_decay, optimizer.eps)
+    flags += [
+        ("--init-method-std", repr(hidden_std(run))),
+        ("--embedding-init-method-std", repr(run.parametrization.init.embedding_std)),
+        ("--use-mup", None),
+        ("--mup-base-hidden-size", str(run.base.width)),
+        ("--mup-base-head-dim", repr(run.base_model().head_size * attention**2)),
+        ("--mup-embedding-mult", repr(forward.embedding)),
+    ]
+    if forward.readout * m != 1.0:
+        flags.append(("--mup-output-mult", repr(forward.readout)))
+    return flags
+
+
+def shape_flags(run: RunConfig, batch: Batch) -> Flags:
+    """What the model and a batch are, in either form."""
+    model = run.model
+    flags: Flags = [
         ("--num-layers", str(model.depth)),
         ("--hidden-size", str(model.width)),
         ("--ffn-hidden-size", str(model.mlp_width)),
@@ -142,29 +166,7 @@ def arguments(run: RunConfig, batch: Batch) -> list[tuple[str, str | None]]:
         ("--max-position-embeddings", str(model.context)),
         ("--micro-batch-size", str(batch.micro)),
         ("--global-batch-size", str(batch.sequences)),
-        ("--train-iters", str(schedule["steps"])),
-        ("--optimizer", "adam"),
-        ("--lr", repr(optimizer.lr)),
-        ("--min-lr", repr(optimizer.lr * run.schedule.final_factor)),
-        ("--lr-decay-style", style),
-        ("--lr-decay-iters", str(schedule["steps"])),
-        ("--lr-warmup-iters", str(schedule["warmup_steps"])),
-        ("--weight-decay", repr(optimizer.weight_decay)),
-        ("--adam-beta1", repr(optimizer.beta1)),
-        ("--adam-beta2", repr(optimizer.beta2)),
-        ("--adam-eps", repr(optimizer.eps)),
-        ("--clip-grad", repr(optimizer.clip_norm or 0.0)),
-        ("--init-method-std", repr(hidden_std(run))),
-        ("--embedding-init-method-std", repr(run.parametrization.init.embedding_std)),
-        ("--use-mup", None),
-        ("--mup-base-hidden-size", str(run.base.width)),
-        ("--mup-base-head-dim", repr(run.base_model().head_size * attention**2)),
-        ("--mup-embedding-mult", repr(forward.embedding)),
     ]
-    if forward.readout * m != 1.0:
-        flags.append(("--mup-output-mult", repr(forward.readout)))
-    if run.schedule.kind == "wsd":
-        flags += [("--lr-wsd-decay-style", "linear"), ("--lr-wsd-decay-iters", str(decay_steps))]
     if model.qk_norm:
         flags.append(("--qk-layernorm", None))
     if run.training.precision != "fp32":
@@ -172,8 +174,44 @@ def arguments(run: RunConfig, batch: Batch) -> list[tuple[str, str | None]]:
     return flags
 
 
-def export_files(run: RunConfig, batch: Batch) -> dict[str, str]:
-    """File name -> content: the flags as a shell array, to be followed by those of data, tokenizer, layout and checkpoints."""
-    lines = [f"  {flag}" if value is None else f"  {flag} {value}" for flag, value in arguments(run, batch)]
+def training_flags(run: RunConfig, lr: float, weight_decay: float, eps: float) -> Flags:
+    """Optimizer and schedule; lr, weight_decay and eps are those of tensors that nothing else is said of."""
+    optimizer, schedule = carried(run), schedule_dict(run)
+    flags: Flags = [
+        ("--train-iters", str(schedule["steps"])),
+        ("--optimizer", "adam"),
+        ("--lr", repr(lr)),
+        ("--min-lr", repr(lr * run.schedule.final_factor)),
+        ("--lr-decay-style", {"wsd": "WSD"}.get(run.schedule.kind, run.schedule.kind)),
+        ("--lr-decay-iters", str(schedule["steps"])),
+        ("--lr-warmup-iters", str(schedule["warmup_steps"])),
+        ("--weight-decay", repr(weight_decay)),
+        ("--adam-beta1", repr(optimizer.beta1)),
+        ("--adam-beta2", repr(optimizer.beta2)),
+        ("--adam-eps", repr(eps)),
+        ("--clip-grad", repr(optimizer.clip_norm or 0.0)),
+    ]
+    if run.schedule.kind == "wsd":
+        decay_steps = schedule["steps"] - schedule["decay_start_step"]
+        flags += [("--lr-wsd-decay-style", "linear"), ("--lr-wsd-decay-iters", str(decay_steps))]
+    return flags
+
+
+def script(flags: Flags) -> str:
+    """The flags as a shell array, to be followed by those of data, tokenizer, layout and checkpoints."""
+    lines = [f"  {flag}" if value is None else f"  {flag} {value}" for flag, value in flags]
     head = f'# {LEAST} or newer. Data, tokenizer, layout and checkpoints are yours to add: pretrain_gpt.py "${{MUTRANSFER[@]}}" ...\n'
-    return {"megatron_arguments.sh": head + "MUTRANSFER=(\n" + "\n".join(lines) + "\n)\n"}
+    return head + "MUTRANSFER=(\n" + "\n".join(lines) + "\n)\n"
+
+
+def warmup_note(run: RunConfig) -> str | None:
+    """What Megatron's own schedule does otherwise than the run's, or None."""
+    warmup = schedule_dict(run)["warmup_steps"]
+    if not warmup:
+        return None
+    return f"Megatron's warm-up is one update late: update k (from 0) of {warmup} has k / {warmup} of the LR, the run's (k + 1) / {warmup}"
+
+
+def export_files(run: RunConfig, batch: Batch) -> dict[str, str]:
+    """File name -> content."""
+    return {"megatron_arguments.sh": script(arguments(run, batch))}

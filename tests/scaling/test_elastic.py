@@ -1,17 +1,12 @@
-"""Ranks that die under torchrun: the restarted ones meet, and the run goes on from its last whole checkpoint as if nothing had been."""
+"""How ranks meet that torchrun has started again (`tests.scaling.test_parallel` kills those of a run)."""
 
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 
-import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from scaling.ranks import Team, agree_on_attempt
-from scaling.records import read_record
-from tests.scaling.elastic import curve, kill, steps_logged, torchrun, wait_for, write_run
-from tests.scaling.test_parallel import laid, trained
+from scaling.ranks import agree_on_attempt
 
 
 def meet(port: int, size: int = 3) -> set[str]:
@@ -39,25 +34,3 @@ def test_ranks_agree_on_a_new_attempt_whatever_dead_ones_left_in_the_store() -> 
     second = meet(server.port)
     assert len(second) == 1
     assert first != second
-
-
-@pytest.mark.slow
-def test_a_run_whose_ranks_are_killed_under_torchrun_ends_bit_by_bit_as_an_undisturbed_one(tmp_path: Path) -> None:
-    """Rank 1 is killed between two checkpoints."""
-    run = laid("fsdp=2", every=3)
-    run = run.model_copy(update={"training": run.training.model_copy(update={"steps": 24})})
-    with Team() as team:
-        trained(run, tmp_path / "whole", team)
-    agent = torchrun(write_run(tmp_path / "run.yaml", run), tmp_path / "killed", "fsdp=2", tmp_path / "log", restarts=1)
-    try:
-        assert wait_for(lambda: steps_logged(tmp_path / "killed") >= 4, agent), (tmp_path / "log").read_text()
-        assert kill(agent.pid, 1) is not None
-        assert agent.wait(timeout=60) == 0, (tmp_path / "log").read_text()
-    finally:
-        agent.terminate()
-        agent.wait()
-    record = read_record(tmp_path / "killed")
-    assert record is not None
-    assert record.resumed_from_step > 0
-    assert "Traceback" not in (tmp_path / "log").read_text()
-    assert curve(tmp_path / "killed") == curve(tmp_path / "whole")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from scaling.ranks import Team
 from scaling.records import read_metrics, read_record
 from scaling.train import Progress, train_run
 from tests.conftest import tiny_run
+from tests.scaling.elastic import curve, kill, steps_logged, torchrun, wait_for, write_run
 
 PLAIN = ModelFamily(depth=2, head_dim=8, context=16, vocab_size=32)
 EVERY_KIND = PLAIN.model_copy(update={"norm_gain": True, "qk_norm": True, "activation": "swiglu", "queries_per_kv": 2})
@@ -40,14 +42,24 @@ def pair() -> Iterator[Team]:
         yield team
 
 
-def laid(layout: str | None, family: ModelFamily = EVERY_KIND, precision: str = "fp32", every: int | None = None) -> RunConfig:
+def laid(
+    layout: str | None,
+    family: ModelFamily = EVERY_KIND,
+    precision: str = "fp32",
+    every: int | None = None,
+    background: bool = False,
+) -> RunConfig:
     """A run in which muP scales (width 64 of base 32), clipping cuts, gradients accumulate and a rank has no validation batch."""
     settings = {"steps": STEPS, "batch_size": 8, "micro_batch_size": 2, "validation_sequences": 40, "precision": precision}
     training = TrainingConfig.model_validate(settings)
     run = tiny_run(64, family=family, optimizer=OptimizerConfig(lr=2.0**-6, clip_norm=0.3, weight_decay=0.1), training=training)
     parallel = None if layout is None else parse_layout(layout)
     runtime = RuntimeConfig(
-        log_every_steps=1, checkpoint_every_steps=every, parallel=parallel, processes=parallel.processes if parallel else 1
+        log_every_steps=1,
+        checkpoint_every_steps=every,
+        checkpoint_async=background,
+        parallel=parallel,
+        processes=parallel.processes if parallel else 1,
     )
     return run.model_copy(update={"runtime": runtime})
 
@@ -57,7 +69,8 @@ def trained(run: RunConfig, directory: Path, team: Team | None = None, copy_to: 
 
     def copy(progress: Progress) -> None:
         if copy_to is not None and progress.step == 7:
-            shutil.copytree(directory, copy_to)
+            while not copied_whole(directory, copy_to):
+                shutil.rmtree(copy_to)
 
     corpus = prepare(run.data, context=run.model.context, vocab_size=run.model.vocab_size)
     record = train_run(run, directory, corpus, copy, team=team)
@@ -65,6 +78,16 @@ def trained(run: RunConfig, directory: Path, team: Team | None = None, copy_to: 
     rows = [row for row in read_metrics(directory / "metrics.jsonl") if "loss" in row]
     assert [row["step"] for row in rows] == list(range(run.training.steps))
     return [row["loss"] for row in rows] + [record.loss] + [row["grad_norm"] for row in rows]
+
+
+def copied_whole(directory: Path, copy: Path) -> bool:
+    """Whether nothing vanished while it was copied, since a checkpoint may be written at that moment."""
+    try:
+        shutil.copytree(directory, copy)
+    except shutil.Error:
+        return False
+    state = copy / SHARDS / "state.json"
+    return not state.exists() or (copy / SHARDS / json.loads(state.read_text())["folder"] / ".metadata").exists()
 
 
 def test_the_compared_run_is_clipped_under_muP(one: list[float]) -> None:
@@ -94,9 +117,13 @@ def test_tied_embeddings_and_bf16_are_those_of_one_process(tmp_path: Path, pair:
 
 
 def test_a_cut_sharded_run_goes_on_bit_by_bit_and_under_any_other_layout(tmp_path: Path, pair: Team) -> None:
+    """Also where the next checkpoint was half written."""
     sharded = laid("fsdp=2", every=4)
     whole = trained(sharded, tmp_path / "whole", pair, copy_to=tmp_path / "cut")
     assert (tmp_path / "cut" / SHARDS / "state.json").exists()
+    torn = tmp_path / "cut" / SHARDS / "step-8"
+    torn.mkdir()
+    (torn / "__0_0.distcp").write_bytes(b"half")
     assert not (tmp_path / "whole" / SHARDS).exists()
     for layout in ("fsdp=2", "tp=2", None):
         shutil.copytree(tmp_path / "cut", tmp_path / str(layout))
@@ -105,6 +132,40 @@ def test_a_cut_sharded_run_goes_on_bit_by_bit_and_under_any_other_layout(tmp_pat
         assert record is not None
         assert record.resumed_from_step == 4
         assert resumed == (whole if layout == "fsdp=2" else pytest.approx(whole, abs=TOLERANCE))
+
+
+def test_a_run_whose_checkpoints_are_written_in_the_background_is_the_same_and_goes_on_from_them(
+    tmp_path: Path, pair: Team
+) -> None:
+    behind = laid("fsdp=2", every=2, background=True)
+    whole = trained(behind, tmp_path / "whole", pair, copy_to=tmp_path / "cut")
+    assert whole == trained(laid("fsdp=2"), tmp_path / "plain", pair)
+    assert not (tmp_path / "whole" / SHARDS).exists()
+    assert trained(behind, tmp_path / "cut", pair) == whole
+    record = read_record(tmp_path / "cut")
+    assert record is not None
+    assert record.resumed_from_step >= 4
+
+
+@pytest.mark.slow
+def test_a_run_whose_ranks_are_killed_under_torchrun_ends_bit_by_bit_as_an_undisturbed_one(tmp_path: Path, pair: Team) -> None:
+    """Rank 1 is killed between two checkpoints."""
+    run = laid("fsdp=2", every=3)
+    run = run.model_copy(update={"training": run.training.model_copy(update={"steps": 24})})
+    trained(run, tmp_path / "whole", pair)
+    agent = torchrun(write_run(tmp_path / "run.yaml", run), tmp_path / "killed", "fsdp=2", tmp_path / "log", restarts=1)
+    try:
+        assert wait_for(lambda: steps_logged(tmp_path / "killed") >= 4, agent), (tmp_path / "log").read_text()
+        assert kill(agent.pid, 1) is not None
+        assert agent.wait(timeout=60) == 0, (tmp_path / "log").read_text()
+    finally:
+        agent.terminate()
+        agent.wait()
+    record = read_record(tmp_path / "killed")
+    assert record is not None
+    assert record.resumed_from_step > 0
+    assert "Traceback" not in (tmp_path / "log").read_text()
+    assert curve(tmp_path / "killed") == curve(tmp_path / "whole")
 
 
 def test_a_sharded_run_goes_on_from_the_checkpoint_of_one_process(tmp_path: Path, pair: Team) -> None:
@@ -164,6 +225,13 @@ def test_a_mesh_of_another_size_than_its_processes_is_refused() -> None:
         require_layout(run, 2)
     with pytest.raises(ConfigError, match=r"is 4 processes, and runtime\.processes is 2"):
         require_layout(run.model_copy(update={"runtime": RuntimeConfig(parallel=Layout(fsdp=2, tp=2), processes=2)}))
+
+
+def test_background_checkpoints_of_one_file_or_none_are_refused() -> None:
+    for layout, wrong in ((None, 2), ("dp=2", 2), ("fsdp=2", 1)):
+        with pytest.raises(ConfigError) as error:
+            require_layout(laid(layout, background=True))
+        assert [fault.where for fault in error.value.faults] == ["runtime.checkpoint_async"] * wrong
 
 
 def test_settings_that_a_mesh_would_ignore_are_refused() -> None:

@@ -53,6 +53,17 @@ def test_an_export_writes_its_files_and_says_so(call: Any, tmp_path: Path, engin
     assert read_plan(tmp_path / "out" / "plan.json")["tensors"] == document["tensors"]
 
 
+def test_megatrons_folded_form_has_every_value_and_nothing_to_accept(call: Any) -> None:
+    qk_norm = ("--set", "model.qk_norm=true")
+    code, document = call("--engine", "megatron", "--form", "folded", *qk_norm)
+    assert (code, document["differences"]) == (0, [])
+    assert set(document["files"]) == {"megatron_arguments.sh", "megatron_recipe.py", "param_groups.py", "plan.json"}
+    assert "--use-mup" not in Path(document["out"], "megatron_arguments.sh").read_text()
+    code, document = call("--engine", "megatron", "--form", "folded", "--accept", "eps", *qk_norm)
+    assert code == 2
+    assert "the folded form has every value" in document["errors"][0]["what"]
+
+
 def test_the_folded_form_says_what_clipping_does(call: Any) -> None:
     assert any("another clipping" in note for note in call("--engine", "hf")[1]["caveats"])
     code, document = call("--engine", "hf", "--set", "optimizer.clip_norm=null")

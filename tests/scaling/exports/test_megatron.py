@@ -13,14 +13,20 @@ from typing import Any
 
 import pytest
 
-from scaling.config import InitConfig, OptimizerConfig, RunConfig, TrainingConfig
+from scaling.config import InitConfig, OptimizerConfig, RunConfig, ScheduleConfig, TrainingConfig
 from scaling.exports import megatron
 from scaling.exports.batch import make_batch
 from scaling.model_config import ModelFamily
 from scaling.parametrization import tensor_rules
+from scaling.schedule import lr_factor, warmup_steps
 from tests.conftest import tiny_run
 
 ROOT = Path(__file__).parents[3]
+STEPS = 10
+SCHEDULES = [
+    ScheduleConfig(kind=kind, warmup_fraction=0.3, decay_fraction=0.4, final_factor=0.1)
+    for kind in ("constant", "linear", "cosine", "wsd")
+]
 installed = pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason="megatron-core is not here: make engines")
 
 
@@ -29,7 +35,7 @@ def megatron_run(**optimizer: Any) -> RunConfig:
     family = ModelFamily(depth=2, head_dim=16, context=16, vocab_size=512, activation="swiglu", norm_gain=True)
     init = InitConfig(block_output="depth_scaled", hidden_std=0.04, embedding_std=0.03, readout_std=0.03)
     settings = OptimizerConfig(**({"lr": 2.0**-6, "weight_decay": 0.1, "weight_decay_rule": "unscaled"} | optimizer))
-    training = TrainingConfig(steps=10, batch_size=8)
+    training = TrainingConfig(steps=STEPS, batch_size=8)
     return tiny_run(128, family=family, init=init, optimizer=settings, training=training)
 
 
@@ -55,18 +61,29 @@ def test_other_parametrizations_are_refused() -> None:
     assert {"parametrization", "model.activation", "model.norm_gain"} <= {fault.where for fault in megatron.faults(run, [])}
 
 
+def in_megatron(flags: megatron.Flags, folder: Path | None = None) -> dict[str, Any]:
+    """What Megatron's own code makes of the flags, and of the recipe in `folder`."""
+    asked = json.dumps({"flags": dict(flags), "folder": folder and str(folder)})
+    script = Path(__file__).with_name("megatron_values.py")
+    result = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=ROOT,
+        input=asked,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"PYTHONWARNINGS": "ignore"},
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    found: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    assert found["unknown_flags"] == []
+    return found
+
+
 @installed
 def test_every_tensor_in_megatron_core_has_what_the_export_states() -> None:
     run = megatron_run()
-    flags = dict(megatron.arguments(run, make_batch(run, 1, None)))
-    environment = os.environ | {"PYTHONWARNINGS": "ignore"}
-    script = Path(__file__).with_name("megatron_values.py")
-    result = subprocess.run(
-        [sys.executable, str(script)], cwd=ROOT, input=json.dumps(flags), capture_output=True, text=True, env=environment
-    )
-    assert result.returncode == 0, result.stderr[-2000:]
-    found = json.loads(result.stdout.splitlines()[-1])
-    assert found["unknown_flags"] == []
+    found = in_megatron(megatron.arguments(run, make_batch(run, 1, None)))
     assert found["softmax_scale"] == pytest.approx(1 / math.sqrt(16))
     assert found["output_mult"] == 0.25
     seen = set()
@@ -78,6 +95,26 @@ def test_every_tensor_in_megatron_core_has_what_the_export_states() -> None:
         if not math.isnan(stated.init_std):
             assert values["std"] == pytest.approx(stated.init_std, rel=5 / math.sqrt(2 * values["entries"])), rule.name
     assert seen == set(found["tensors"])
+
+
+@installed
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.kind)
+def test_megatrons_own_schedule_is_the_runs_but_for_a_warm_up_that_is_one_update_late(schedule: ScheduleConfig) -> None:
+    run = megatron_run().model_copy(update={"schedule": schedule})
+    found = in_megatron(megatron.arguments(run, make_batch(run, 1, None)))
+    ours = [lr_factor(schedule, step, STEPS) for step in range(STEPS)]
+    warmup = warmup_steps(schedule, STEPS)
+    assert warmup == 3
+    expected = [step / warmup for step in range(warmup)] + ours[warmup:]
+    assert len({len(factors) for factors in found["schedule"]} - {1}) == 1
+    for step, factors in enumerate(found["schedule"]):
+        assert factors == pytest.approx([expected[step]] * len(factors), rel=1e-12), step
+    assert "k / 3 of the LR, the run's (k + 1) / 3" in (megatron.warmup_note(run) or "")
+
+
+def test_without_a_warm_up_there_is_nothing_to_say_of_it() -> None:
+    run = megatron_run().model_copy(update={"schedule": ScheduleConfig(kind="linear", warmup_fraction=0.0)})
+    assert megatron.warmup_note(run) is None
 
 
 def megatron_name(name: str) -> str:
@@ -95,6 +132,8 @@ def megatron_name(name: str) -> str:
         "mlp.down": "mlp.linear_fc2",
         "attention_norm": "input_layernorm",
         "mlp_norm": "pre_mlp_layernorm",
+        "attention.query_norm": "self_attention.q_layernorm",
+        "attention.key_norm": "self_attention.k_layernorm",
     }
     parts = name.removesuffix(".weight").split(".")
     if parts[0] != "blocks":
