@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from scaling.exports.recipes.param_groups import read_plan
-from sweeps.cli import main
+from sweeps import cli
 
 RUN = """
 model: {width: 64, depth: 2, head_dim: 16, context: 16, vocab_size: 64, activation: swiglu, norm_gain: true}
@@ -30,9 +30,8 @@ def call(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
         options = ["export", str(tmp_path / "run.yaml"), "--out", str(tmp_path / "out"), "--json", *arguments]
         monkeypatch.setattr(sys, "argv", ["mutransfer", *options])
         capsys.readouterr()
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        return int(stopped.value.code or 0), json.loads(capsys.readouterr().out)
+        code = cli._main()
+        return code, json.loads(capsys.readouterr().out)
 
     return run
 
