@@ -96,6 +96,9 @@ class Group:
 
 ALONE = Group()
 T = TypeVar("T")
+_ended: list[Any] = []
+"""Groups that are done with, never freed: the last to let go would join gloo's threads with the interpreter's lock held, which one of
+them may wait for to let go of a tensor, and neither would end (torch 2.13, where a rank has died: one time in four)."""
 _kept: dict[Any, dict[Hashable, Any]] = {}
 
 
@@ -225,6 +228,7 @@ class Team:
         self._others.clear()
         if self._group is not None:
             self._group = None
+            _ended.append(dist.group.WORLD)
             with contextlib.suppress(RuntimeError):
                 dist.destroy_process_group()
 
