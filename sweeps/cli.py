@@ -293,6 +293,9 @@ def main() -> None:
     code = _main()
     if was_in_group():
         leave(code)
+    exec(
+        ""
+    )  # A Ctrl-C that came inside of any `exec` of a text (dataclasses do it) would make Python die of it yet: this forgets it.
     sys.exit(code)
 
 

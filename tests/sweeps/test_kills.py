@@ -128,6 +128,15 @@ def test_ctrl_c_says_what_to_type_and_keeps_what_is_done(tmp_path: Path, sent: s
     check_exact(study_dir)
 
 
+def test_ctrl_c_inside_of_an_exec_ends_with_1_too(tmp_path: Path) -> None:
+    (tmp_path / "typed.py").write_text(
+        "import sweeps.cli as cli\ndef app(standalone_mode):\n    cli.messages().print('begun')\n    exec('raise KeyboardInterrupt')\ncli.app = app\ncli.main()\n"
+    )
+    result = subprocess.run([sys.executable, "-m", "typed"], cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 1, result.stderr
+    assert "stopped; nothing finished is lost" in result.stderr
+
+
 def test_a_second_driver_is_refused(tmp_path: Path) -> None:
     config, study_dir = write_study(tmp_path, training=TRAINING), tmp_path / "study"
     first = start(["run", str(config), "--out", str(study_dir)], tmp_path)
