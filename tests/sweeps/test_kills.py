@@ -130,7 +130,12 @@ def test_ctrl_c_says_what_to_type_and_keeps_what_is_done(tmp_path: Path, sent: s
 
 def test_ctrl_c_inside_of_an_exec_ends_with_1_too(tmp_path: Path) -> None:
     (tmp_path / "typed.py").write_text(
-        "import sweeps.cli as cli\ndef app(standalone_mode):\n    cli.messages().print('begun')\n    exec('raise KeyboardInterrupt')\ncli.app = app\ncli.main()\n"
+        "import sweeps.cli as cli\n"
+        "def app(standalone_mode):\n"
+        "    cli.messages().print('begun')\n"
+        "    exec('raise KeyboardInterrupt')\n"
+        "cli.app = app\n"
+        "cli.main()\n"
     )
     result = subprocess.run([sys.executable, "-m", "typed"], cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 1, result.stderr
