@@ -22,6 +22,8 @@ OPTIONS = {
     "--memory-gib": "memory_gib",
     "--link-gb-s": "link_gb_s",
     "--network-gb-s": "network_gb_s",
+    "--memory-gb-s": "memory_gb_s",
+    "--node-gpus": "node_gpus",
 }
 """The planner's options by the keys of a target file."""
 
@@ -37,6 +39,8 @@ def plan_layout(run: RunConfig, gpus: TargetGpus | None, place: Callable[[str], 
             memory_gib=gpus.memory_gib,
             link_gb_s=gpus.link_gb_s,
             network_gb_s=gpus.network_gb_s,
+            memory_gb_s=gpus.memory_gb_s,
+            node_devices=gpus.node_gpus,
         )
     except ConfigError as error:
         raise ConfigError(*(_in_target(fault, place) for fault in error.faults)) from None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from analysis.axes import AxisFit
 from analysis.batch_choice import BatchChoice
 from analysis.budget_shape import BudgetShape
+from analysis.decay_timescale import timescale_step
 from analysis.layout_choice import compute_step, plan_layout
 from analysis.loss_at_target import loss_at_target
 from analysis.lr_exponents import LrExponent, doubts, exponent_source, lr_at_target, lr_exponents
@@ -179,6 +180,7 @@ class _Derivation:
         rules = tuple(tensor_rules(run))
         self._width_rule(rules)
         self._rest(run)
+        self._decay(run)
         predicted = self._predicted_loss()
         costs = self._wrong_lr()
         layout = plan_layout(run, self.target.gpus, self.place)
@@ -371,6 +373,13 @@ class _Derivation:
         exponent = self._horizon_exponent()
         rule = f"eps * S^{exponent:g}, weight decay * S^-{exponent:g}, betas: {self.target.betas}"
         self.steps.append(Step(f"{optimizer.kind} at the base shape", rule, value, f"{same}; {HORIZON_SOURCE}"))
+
+    def _decay(self, run: RunConfig) -> None:
+        optimizer = self.template.optimizer.model_copy(update={"lr": 2**self.start.log2_lr})
+        model = self.template.model.model_copy(update={"width": self.start.width})
+        step, warnings = timescale_step(run, self.template.model_copy(update={"optimizer": optimizer, "model": model}))
+        self.steps += [step] if step else []
+        self.warnings += warnings
 
     def _predicted_loss(self) -> Quantity:
         found = loss_at_target(self.template, self.model, self.tokens_ratio, self.batch_ratio, self.losses, self.law)

@@ -23,6 +23,10 @@ class TargetGpus(Frozen):
     """To GPUs of its node, GB/s in one direction."""
     network_gb_s: PositiveFloat | None = None
     """To other nodes, GB/s in one direction."""
+    memory_gb_s: PositiveFloat | None = None
+    """Of a GPU's own memory, GB/s."""
+    node_gpus: Positive | None = None
+    """GPUs of a node; 8 where the device is not listed."""
     mfu: Annotated[float, Field(gt=0, le=1)] | None = None
     """Share of the peak that training reaches, as measured; default: what the planner expects of `device`."""
     micro_batch_size: Positive | None = None
@@ -55,7 +59,7 @@ class TargetConfig(Frozen):
     def _machine_is_named(self) -> Self:
         gpus = self.gpus
         if gpus is not None and gpus.device is None:
-            for key in ("memory_gib", "link_gb_s", "network_gb_s"):
+            for key in ("memory_gib", "link_gb_s", "network_gb_s", "memory_gb_s", "node_gpus"):
                 if getattr(gpus, key) is not None:
                     raise fault_at("gpus", f"{key} is read with gpus.device alone; name the device")
         return self

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from scaling.errors import ConfigError, Fault, raise_all
-from sweeps.cli_common import DOTTED, NOT_OK, OK, answer, overrides
+from sweeps.cli_common import DOTTED, NOT_OK, OK, answer, messages, overrides
 
 if TYPE_CHECKING:
     from analysis.hardware import Device
@@ -81,8 +81,11 @@ def layout_command(
     from analysis.layouts import LayoutSearch, search_layouts
     from scaling.config import RunConfig
     from scaling.config_file import load_config
+    from sweeps.recommended_from import check_origin
 
     config = load_config(run, RunConfig, overrides(settings or [], context.args))
+    if note := check_origin(config, run):
+        messages().print(note, markup=False, highlight=False)
     bandwidths = {"link_gb_s": link_gb_s, "network_gb_s": network_gb_s, "memory_gb_s": memory_gb_s, "node_devices": node_gpus}
     found = device_called(device, peak_tflops=peak_tflops, memory_gib=memory_gib, **bandwidths)  # type: ignore[arg-type]
     experts_asked = {"experts": experts, "top_k": top_k, "expert_width": expert_width, "shared_width": shared_width}

@@ -74,6 +74,23 @@ def test_longer_runs_and_larger_batches_move_lr_decay_and_eps_by_the_horizon_rul
     assert any("tokens" in warning for warning in moved.warnings)
 
 
+def test_the_timescale_of_weight_decay_is_said_as_a_share_of_the_run_and_a_moved_one_is_warned_about() -> None:
+    def share(run: RunConfig) -> float:
+        rule = next(rule for rule in tensor_rules(run) if rule.role == "hidden")
+        return 1 / (rule.lr * rule.weight_decay) / run.training.steps
+
+    ruled = recommendation(tokens=64 * 400 * 16 * 128, batch_tokens=4 * 16 * 128)
+    (step,) = [step for step in ruled.steps if step.title == "Timescale of weight decay"]
+    assert f"{share(ruled.run):.3g} of the run" in step.value
+    # The rule keeps lr * weight decay * steps (Complete(d)P Table 1): nothing to warn about.
+    assert not any("weights average over" in warning for warning in ruled.warnings)
+    moved = recommendation(tokens=64 * 400 * 16 * 128, horizon_exponent=0.0, horizon_exponent_range=(0.0, 0.0))
+    (warning,) = [warning for warning in moved.warnings if "weights average over" in warning]
+    kept = float(warning.split("optimizer.weight_decay ")[1].split()[0])
+    optimizer = moved.run.optimizer.model_copy(update={"weight_decay": kept})
+    assert share(moved.run.model_copy(update={"optimizer": optimizer})) == pytest.approx(share(recommendation().run), rel=0.01)
+
+
 def test_a_drifting_optimum_widens_the_interval_and_is_warned_about() -> None:
     still, drifting = recommendation(), recommendation(slope=-1.0)
     assert any("drifts" in warning for warning in drifting.warnings)

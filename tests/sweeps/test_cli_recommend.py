@@ -62,11 +62,27 @@ def test_named_devices_are_planned_for_and_unknown_ones_refused(target: Path, ca
     target.write_text(text + "gpus: {count: 2, device: h100}\n")
     document = recommended(call, target)
     assert document["layout"]["fitting"] > 0
+    target.write_text(text + "gpus: {count: 2, device: h100, memory_gb_s: 300, node_gpus: 1}\n")
+    slower = recommended(call, target)
+    assert slower["layout"]["layouts"][0]["hours"] > 2 * document["layout"]["layouts"][0]["hours"]
     target.write_text(text + "gpus: {count: 2, device: h900}\n")
     code, _, err = call("recommend", TABLE, "--run", RUN, "--target", target)
     assert code == 2
     assert "gpus.peak_tflops" in err
     assert "gpus.memory_gib" in err
+
+
+def test_the_noise_scale_of_a_proxy_gives_the_batch(target: Path, tmp_path: Path, call: Call) -> None:
+    proxy = tmp_path / "proxy"
+    small = ("training.steps=24", "training.batch_size=8", "runtime.noise_scale_every_steps=1")
+    assert call("train", RUN, *(word for text in small for word in ("--set", text)), "--out", proxy)[0] == 0
+    target.write_text(target.read_text() + "gpus: {count: 2}\n")
+    document = recommended(call, target, "--batch-from", proxy)
+    measured, context = document["batch"], document["run"]["model"]["context"]
+    batch_tokens = document["hyperparameters"]["batch_tokens"]["value"]
+    assert batch_tokens % (2 * context) == 0
+    assert measured["tokens"] - 2 * context < batch_tokens <= max(measured["tokens"], 2 * context)
+    assert document["run"]["training"]["batch_size"] == batch_tokens / context
 
 
 @pytest.mark.parametrize(
@@ -97,6 +113,7 @@ def test_a_recommendation_older_than_its_runs_is_refused(tmp_path: Path, target:
     code, _, err = call("explain", config)
     assert code == 2
     assert "was recommended from" in err
+    assert call("layout", config, "--gpus", "2", "--device", "h100")[0] == 2
     assert call("explain", config, "--set", "recommended=null")[0] == 0
     table.unlink()
     code, _, err = call("explain", config)
