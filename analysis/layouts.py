@@ -210,14 +210,18 @@ def _terms(planned: PlannedLayout) -> str:
 
 
 def _cure(planned: PlannedLayout) -> str:
-    return {
+    largest = planned.memory.largest
+    cures = {
         "weights": "more devices, or sharding that splits weights (fsdp, zero3)",
         "gradients": "more devices, or sharding that splits gradients (fsdp, zero2)",
         "optimizer": "more devices, or sharding that splits the optimizer (megatron-dist, zero1, fsdp)",
         "activations": "checkpointing full, a smaller micro-batch, or more tensor or context parallelism",
         "logits": "a smaller micro-batch, more tensor parallelism, or a loss in chunks",
         "unsharded": "more tensor parallelism, or sharding that gathers no weights (megatron-dist)",
-    }[planned.memory.largest] + f": {planned.memory.largest} take the most"
+    }
+    if planned.layout.devices == 1 and largest in ("weights", "gradients", "optimizer"):
+        return f"more devices, or a larger one: nothing is shared on one, and memory for {largest} is the most"
+    return f"{cures[largest]}: memory for {largest} is the most"
 
 
 def layout_faults(model: ModelConfig, layout: Layout) -> list[Fault]:
@@ -244,7 +248,7 @@ def _shape_faults(model: ModelConfig, layout: Layout) -> list[Fault]:
     for name, size in parts.items():
         if size % tp:
             faults.append(
-                Fault("--tp", f"{name} {size} are not divisible by tp {tp}", f"tp that divides {math.gcd(*parts.values())}")
+                Fault("--tp", f"{name}, {size}, cannot be split by tp {tp}", f"tp that divides {math.gcd(*parts.values())}")
             )
     if model.vocabulary % tp:
         padded = math.ceil(model.vocabulary / (128 * tp)) * 128 * tp
@@ -253,7 +257,8 @@ def _shape_faults(model: ModelConfig, layout: Layout) -> list[Fault]:
     stages = layout.pp * layout.virtual_stages
     if min(part_layers(model.depth, stages)) < 1:
         what = f"{model.depth} layers leave a part of pp {layout.pp} x {layout.virtual_stages} parts without one"
-        faults.append(Fault("--pp", what, f"pp x parts of at most {max(model.depth, 2) // 2 + 1}, or of {model.depth}"))
+        most = max(n for n in range(1, model.depth + 1) if min(part_layers(model.depth, n)) >= 1)
+        faults.append(Fault("--pp", what, f"fewer: pp x parts = {most}, for example"))
     faults += _expert_faults(experts, layout)
     if layout.virtual_stages > 1 and layout.pp == 1:
         faults.append(
@@ -262,7 +267,8 @@ def _shape_faults(model: ModelConfig, layout: Layout) -> list[Fault]:
     if cp > 1 and model.context % (2 * cp):
         faults.append(Fault("--cp", f"context {model.context} is not a multiple of 2 x cp = {2 * cp}"))
     elif tp > 1 and layout.sequence_parallel and model.context // cp % tp:
-        faults.append(Fault("--tp", f"{model.context // cp} tokens of a sequence are not divisible by tp {tp}"))
+        what = f"{model.context // cp} tokens of a sequence cannot be split by tp {tp}, as sequence parallelism does"
+        faults.append(Fault("--tp", what, f"tp that divides {model.context // cp}"))
     return faults
 
 

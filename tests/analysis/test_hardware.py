@@ -327,7 +327,7 @@ def test_a_model_that_nothing_fits_is_told_the_nearest_and_its_largest_term() ->
     assert not plan.ranked
     assert plan.nearest is not None
     assert plan.nearest.memory.band[0] > H100.memory_bytes
-    assert f"{plan.nearest.memory.largest} take the most" in plan.text(5)
+    assert f"memory for {plan.nearest.memory.largest} is the most" in plan.text(5)
 
 
 def test_unstated_bandwidths_are_said_beside_the_times() -> None:
