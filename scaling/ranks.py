@@ -31,7 +31,7 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 from torch.distributed.rendezvous import rendezvous
 
 from scaling.config import RunConfig
-from scaling.errors import ConfigError, Fault, StudyError, UserError
+from scaling.errors import ConfigError, Fault, Interrupted, UserError
 from scaling.parallel import require_layout
 from scaling.torchrun import leave, note_group, started_by_torchrun, world_size
 
@@ -130,7 +130,10 @@ class Team:
         """Meets torchrun's other ranks where there are some: they wait, also when no run is left to make."""
         self._others: list[tuple[subprocess.Popen[bytes], IO[bytes]]] = []
         self._given = started_by_torchrun(os.environ)
-        self._group: Group | None = join() if self._given else None
+        self._group: Group | None = None
+        if self._given:
+            with _a_lost_rank_said():
+                self._group = join()
         self._broken = False
 
     def __enter__(self) -> Self:
@@ -157,7 +160,7 @@ class Team:
     def run(self, run: RunConfig) -> Iterator[Group]:
         """The group that trains `run`, told to. Raises RankDied with a rank's last words when one ends in the middle.
 
-        Raises ConfigError when the batch cannot be shared, StudyError when one of torchrun's other ranks is gone.
+        Raises ConfigError when the batch cannot be shared, Interrupted when one of torchrun's other ranks is gone.
         """
         size = world_size(os.environ) if self._given else run.runtime.processes
         require_layout(run, size if self._given else None)
@@ -169,7 +172,7 @@ class Team:
             raise ConfigError(Fault("training.batch_size", what, "set a multiple, or other processes"))
         if self._broken:
             cure = "start it again; with --max-restarts torchrun does that by itself"
-            raise StudyError(Fault("torchrun", "another rank died, or was left in the middle of a run", cure))
+            raise Interrupted(Fault("torchrun", "another rank died, or was left in the middle of a run", cure))
         try:
             if self._group is None or self._group.size != size:
                 self._dismiss()
@@ -181,9 +184,9 @@ class Team:
             words = self._last_words() if isinstance(error, RuntimeError) else None
             self._dismiss()
             self._broken = self._given
-            if self._given and isinstance(error, RuntimeError) and _lost_a_rank(error):
-                cure = "torchrun --max-restarts N starts all again; the run then goes on from its last checkpoint"
-                raise StudyError(Fault("torchrun", f"another rank is gone: {str(error).partition('. ')[0]}", cure)) from error
+            if self._given:
+                with _a_lost_rank_said():
+                    raise
             if words is None or isinstance(error, UserError):
                 raise
             raise RankDied(words) from error
@@ -236,6 +239,18 @@ class Team:
 def _lost_a_rank(error: RuntimeError) -> bool:
     """Whether torch says that a connection to another process has ended; gloo's errors have no type of their own."""
     return isinstance(error, dist.DistError) or "gloo/transport" in str(error)
+
+
+@contextmanager
+def _a_lost_rank_said() -> Iterator[None]:
+    """In one of torchrun's ranks: that another has ended is said as such. Raises Interrupted then."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not _lost_a_rank(error):
+            raise
+        cure = "torchrun --max-restarts N starts all again; the run then goes on from its last checkpoint"
+        raise Interrupted(Fault("torchrun", f"another rank is gone: {str(error).partition('. ')[0]}", cure)) from error
 
 
 def _here(rank: int) -> str:
@@ -342,8 +357,9 @@ def follow(group: Group) -> None:
 
 
 def follow_torchrun() -> NoReturn:
-    """`follow` in a process of torchrun's, which ends with it."""
-    follow(join())
+    """`follow` in a process of torchrun's, which ends with it. Raises Interrupted when another of them is gone."""
+    with _a_lost_rank_said():
+        follow(join())
     leave(0)
 
 
