@@ -26,10 +26,16 @@ def write_run(path: Path, run: RunConfig) -> Path:
     return path
 
 
-def torchrun(config: Path, out: Path, parallel: str, log: Path, restarts: int = 3) -> subprocess.Popen[bytes]:
-    """`mutransfer train` under torchrun's elastic agent on two processes; what it says goes to `log`."""
+def torchrun(
+    config: Path, out: Path, parallel: str, log: Path, restarts: int = 3, deaths: str | None = None
+) -> subprocess.Popen[bytes]:
+    """`mutransfer train` under torchrun's elastic agent on two processes; what it says goes to `log`.
+
+    deaths: which rank kills itself where, for each attempt (tests.scaling.dying).
+    """
+    program = ["sweeps.cli"] if deaths is None else ["tests.scaling.dying", deaths]
     agent = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", str(restarts)]
-    command = [*agent, "-m", "sweeps.cli", "train", str(config), "--parallel", parallel, "--out", str(out)]
+    command = [*agent, "-m", *program, "train", str(config), "--parallel", parallel, "--out", str(out)]
     with log.open("wb") as file:
         return subprocess.Popen([sys.executable, *command], cwd=ROOT, stdout=file, stderr=subprocess.STDOUT)
 

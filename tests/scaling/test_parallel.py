@@ -20,7 +20,7 @@ from scaling.ranks import Team
 from scaling.records import read_metrics, read_record
 from scaling.train import Progress, train_run
 from tests.conftest import tiny_run
-from tests.scaling.elastic import curve, kill, steps_logged, torchrun, wait_for, write_run
+from tests.scaling.elastic import curve, torchrun, write_run
 
 PLAIN = ModelFamily(depth=2, head_dim=8, context=16, vocab_size=32)
 EVERY_KIND = PLAIN.model_copy(update={"norm_gain": True, "qk_norm": True, "activation": "swiglu", "queries_per_kv": 2})
@@ -149,22 +149,23 @@ def test_a_run_whose_checkpoints_are_written_in_the_background_is_the_same_and_g
 
 @pytest.mark.slow
 def test_a_run_whose_ranks_are_killed_under_torchrun_ends_bit_by_bit_as_an_undisturbed_one(tmp_path: Path, pair: Team) -> None:
-    """Rank 1 is killed between two checkpoints."""
+    """Rank 1 as the ranks meet first, then rank 0 in the middle of the second checkpoint (`make bench` kills at random moments)."""
     run = laid("fsdp=2", every=3)
-    run = run.model_copy(update={"training": run.training.model_copy(update={"steps": 24})})
     trained(run, tmp_path / "whole", pair)
-    agent = torchrun(write_run(tmp_path / "run.yaml", run), tmp_path / "killed", "fsdp=2", tmp_path / "log", restarts=1)
+    log = tmp_path / "log"
+    path = write_run(tmp_path / "run.yaml", run)
+    agent = torchrun(path, tmp_path / "killed", "fsdp=2", log, restarts=2, deaths="1@meeting,0@writing")
     try:
-        assert wait_for(lambda: steps_logged(tmp_path / "killed") >= 4, agent), (tmp_path / "log").read_text()
-        assert kill(agent.pid, 1) is not None
-        assert agent.wait(timeout=60) == 0, (tmp_path / "log").read_text()
+        assert agent.wait(timeout=100) == 0, log.read_text()
     finally:
         agent.terminate()
         agent.wait()
+    said = log.read_text()
+    assert said.count("exitcode: -9") == 2
+    assert "Traceback" not in said
     record = read_record(tmp_path / "killed")
     assert record is not None
-    assert record.resumed_from_step > 0
-    assert "Traceback" not in (tmp_path / "log").read_text()
+    assert record.resumed_from_step == 3
     assert curve(tmp_path / "killed") == curve(tmp_path / "whole")
 
 
