@@ -20,6 +20,7 @@ from tests.bench import (
     noise_scale,
     products,
     pruning,
+    rank_kills,
     schedules,
     search,
     status,
@@ -42,6 +43,7 @@ def main() -> None:
             "board",
             "status",
             "faults",
+            "rank-kills",
             "pruning",
             "products",
             "throughput",
@@ -75,6 +77,8 @@ def main() -> None:
     # Half an hour of kills, and no ratio: not among the benchmarks that run by themselves.
     if arguments.only == "faults":
         faults.report(seed=int(os.environ.get("KILL_SEED", "0")))
+    if arguments.only == "rank-kills":
+        rank_kills.report(seed=int(os.environ.get("KILL_SEED", "0")))
     if arguments.only in (None, "search"):
         search.report(arguments.repeats)
     if arguments.only in (None, "pruning"):
