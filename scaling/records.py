@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 from scaling.config import RunConfig
 from scaling.config_base import Frozen
 from scaling.errors import Fault, StudyError, raise_all
+from scaling.parallel import Layout
 
 SCHEMA_VERSION = 1
 
@@ -81,6 +82,10 @@ class RunRecord(Frozen):
     started_at: str
     """UTC, ISO 8601."""
     resumed_from_step: int = 0
+    processes: int = 1
+    """That the run was spread over, as it ended."""
+    parallel: Layout | None = None
+    """How it was laid over them (runtime.parallel)."""
     hyperparameters: dict[str, float] = Field(default_factory=dict)
     """scaling.hyperparameters by name; empty in records older than they are."""
     pruned: Pruned | None = None

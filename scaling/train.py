@@ -332,7 +332,7 @@ def _train(trainer: Trainer, directory: Path, on_progress: Callable[[Progress], 
         trainer.written()
     finally:
         log.close()
-    record = _record(run, state, loss, corpus.sha256, started_at, resumed_from)
+    record = _record(run, state, loss, corpus.sha256, started_at, resumed_from, trainer.group.size)
     write_record(directory, record)
     remove_checkpoint(directory)
     return record
@@ -435,7 +435,9 @@ def _finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _record(run: RunConfig, state: _State, loss: float | None, data_sha256: str, started_at: str, resumed_from: int) -> RunRecord:
+def _record(
+    run: RunConfig, state: _State, loss: float | None, data_sha256: str, started_at: str, resumed_from: int, processes: int
+) -> RunRecord:
     return RunRecord(
         run_id=run.run_id,
         status="diverged" if state.diverged else "pruned" if state.pruned else "complete",
@@ -464,6 +466,8 @@ def _record(run: RunConfig, state: _State, loss: float | None, data_sha256: str,
         host=platform.node(),
         started_at=started_at,
         resumed_from_step=resumed_from,
+        processes=processes,
+        parallel=run.runtime.parallel,
         hyperparameters=hyperparameters(run),
         pruned=state.pruned,
     )

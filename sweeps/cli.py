@@ -62,10 +62,15 @@ def _open(context: typer.Context, path: Path, out: Path | None, settings: list[s
     return study
 
 
-def _drive(study: Study, jobs: int | None) -> Outcome:
+def _refuse_torchrun() -> None:
+    """Raise StudyError in a command that starts the processes of its runs by itself."""
     if started_by_torchrun(os.environ):
         cure = "under torchrun start `worker` (a study in a database) or `train`; or set runtime.processes, without torchrun"
         raise StudyError(Fault("torchrun", "would start this command, and its pool of workers, once for each rank", cure))
+
+
+def _drive(study: Study, jobs: int | None) -> Outcome:
+    _refuse_torchrun()
     from sweeps.driver import drive
     from sweeps.pinning import crowded, default_jobs, topology
     from sweeps.progress import watcher_for
@@ -146,6 +151,7 @@ def plan_command(
     from sweeps.pinning import default_jobs
     from sweeps.plan_table import plan_document, plan_text
 
+    _refuse_torchrun()
     study = _open(context, path, out, settings, save=False)
     document = plan_document(study, jobs or default_jobs(study.config.runtime), timing)
     answer(document, lambda: plan_text(document), json)

@@ -17,6 +17,7 @@ from sweeps.plan import PlannedRun, make_plan, memory_of
 from sweeps.progress import duration
 
 if TYPE_CHECKING:
+    from scaling.ranks import Team
     from sweeps.study_dir import Study
 
 TIMED_STEPS = 3
@@ -98,29 +99,39 @@ def _seconds(study: Study, plan: Sequence[PlannedRun], results: dict[str, RunRec
         if record is not None and record.status == "complete":
             finished.setdefault(planned.flops, []).append(record.wall_s)
     seconds = {flops: sum(times) / len(times) for flops, times in finished.items()}
-    started = time.perf_counter()
-    for planned in reversed(plan) if timing else ():
-        if planned.flops in seconds:
-            continue
-        if time.perf_counter() - started > TIMING_BUDGET_S:
-            nearest = max(seconds)
-            seconds[planned.flops] = seconds[nearest] * planned.flops / nearest
-        else:
-            seconds[planned.flops] = _time_steps(study, planned)
-    return seconds
+    return _timed(study, plan, seconds) if timing else seconds
 
 
-def _time_steps(study: Study, planned: PlannedRun) -> float:
+def _timed(study: Study, plan: Sequence[PlannedRun], known: dict[float, float]) -> dict[float, float]:
+    """`known` seconds by FLOPs, and those of all other runs; on the study's processes, whose start is not counted."""
+    found, started = dict(known), time.perf_counter()
+    unknown = {planned.flops: planned for planned in plan if planned.flops not in known}
+    if not unknown:
+        return found
+    from scaling.ranks import Team
+
+    with Team() as team:
+        for flops, planned in reversed(unknown.items()):
+            if time.perf_counter() - started > TIMING_BUDGET_S:
+                nearest = max(found)
+                found[flops] = found[nearest] * flops / nearest
+            else:
+                found[flops] = _time_steps(study, planned, team)
+    return found
+
+
+def _time_steps(study: Study, planned: PlannedRun, team: Team) -> float:
     """Time of the whole run from the fastest of a few real steps; validation is counted at a third of training."""
     from scaling.data import prepare
     from scaling.train import Trainer
 
-    trainer = Trainer(planned.run, prepare(**study.data_arguments()))
     times = []
-    for step in range(TIMED_STEPS + 1):
-        started = time.perf_counter()
-        trainer.step(step)
-        times.append(time.perf_counter() - started)
+    with team.run(planned.run) as group:
+        trainer = Trainer(planned.run, prepare(**study.data_arguments()), group)
+        for step in range(TIMED_STEPS + 1):
+            started = time.perf_counter()
+            trainer.step(step)
+            times.append(time.perf_counter() - started)
     training = planned.run.training
     validations = 1 + (training.steps - 1) // training.validate_every_steps if training.validate_every_steps else 1
     return min(times[1:]) * (training.steps + validations * training.validation_sequences / training.batch_size / 3)

@@ -17,6 +17,7 @@ from scaling.errors import ConfigError, Fault, StudyError, UserError, program
 from scaling.locks import driver_lock
 from scaling.records import write_atomic
 from sweeps.study import StudyConfig
+from sweeps.study_layout import check_layout
 
 STUDY_FILE = "study.yaml"
 STUDIES = Path("studies")
@@ -82,6 +83,7 @@ def _existing(directory: Path, overrides: Sequence[str], save: bool) -> Study:
     apply_overrides(source, overrides)
     config = build(StudyConfig, source)
     check_target_file(config, source)
+    check_layout(config, source)
     return _settle(directory, stored, config, directory / STUDY_FILE, save)
 
 
@@ -141,6 +143,7 @@ def resolve(config: StudyConfig, file: Path, source: ConfigSource) -> StudyConfi
         model = config.model.model_dump() | {"vocab_size": vocabulary}
         filled = StudyConfig.model_validate(config.model_dump() | {"data": data, "model": model, "target": target})
         check_target_file(filled, source)
+        check_layout(filled, source)
         data["sha256"] = prepare(**data_arguments(filled)).sha256
     except UserError as error:
         raise locate(error, source) from None
