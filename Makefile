@@ -26,11 +26,12 @@ bench: $(VENV)/.installed-dev
 # Each engine in a virtual environment of its own, where the tests that need it are not skipped; gigabytes.
 ENGINES ?= .venv-engines
 ENGINE_TESTS := tests/scaling/exports
-engines: $(ENGINES)/deepspeed/.installed $(ENGINES)/huggingface/.installed $(ENGINES)/torchtitan/.installed $(ENGINES)/megatron/.installed
+engines: $(ENGINES)/deepspeed/.installed $(ENGINES)/huggingface/.installed $(ENGINES)/torchtitan/.installed $(ENGINES)/megatron/.installed $(ENGINES)/olmo-core/.installed
 	MUTRANSFER_ENGINES=1 $(ENGINES)/deepspeed/bin/python -m pytest -p no:cacheprovider $(ENGINE_TESTS)/test_deepspeed.py
 	$(ENGINES)/huggingface/bin/python -m pytest -p no:cacheprovider $(ENGINE_TESTS)/test_huggingface.py
 	$(ENGINES)/torchtitan/bin/python -m pytest -p no:cacheprovider $(ENGINE_TESTS)/test_torchtitan.py
 	$(ENGINES)/megatron/bin/python -m pytest -p no:cacheprovider $(ENGINE_TESTS)/test_megatron.py
+	$(ENGINES)/olmo-core/bin/python -m pytest -p no:cacheprovider $(ENGINE_TESTS)/test_olmo.py
 
 ENGINE_BASE := torch numpy pydantic PyYAML pytest pytest-timeout
 
@@ -42,6 +43,8 @@ $(ENGINES)/%/.installed: constraints.txt
 
 ENGINE_INSTALL_deepspeed = DS_BUILD_OPS=0 $(ENGINES)/deepspeed/bin/pip install --quiet -c constraints.txt deepspeed==0.19.8
 ENGINE_INSTALL_huggingface = $(ENGINES)/huggingface/bin/pip install --quiet -c constraints.txt transformers==5.24.0 accelerate==1.15.0
+# Without the constraints: it asks for an older rich than they have.
+ENGINE_INSTALL_olmo-core = $(ENGINES)/olmo-core/bin/pip install --quiet ai2-olmo-core==3.0.0 torch==2.13.0
 ENGINE_INSTALL_torchtitan = $(ENGINES)/torchtitan/bin/pip install --quiet torchtitan==0.3.0 triton torch==2.13.0
 # megatron-core asks for Python 3.12 for one name of `typing`, which the test provides.
 ENGINE_INSTALL_megatron = $(ENGINES)/megatron/bin/pip install --quiet triton packaging && $(ENGINES)/megatron/bin/pip install --quiet --ignore-requires-python --no-deps megatron-core==0.19.2

@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from scaling.exports.batch import Batch
     from scaling.exports.plan import Form
 
-ENGINES = ("pytorch", "deepspeed", "hf", "torchtitan", "megatron")
+ENGINES = ("pytorch", "deepspeed", "hf", "torchtitan", "megatron", "olmo-core")
 INSTALL = {
     "pytorch": "pip install torch",
     "deepspeed": "DS_BUILD_OPS=0 pip install deepspeed==0.19.8",
     "hf": "pip install transformers==5.24.0 accelerate==1.15.0",
     "torchtitan": "pip install torchtitan==0.3.0 triton",
     "megatron": "pip install megatron-core==0.19.2",
+    "olmo-core": "pip install ai2-olmo-core==3.0.0",
 }
 """What the files need where they are used; writing them needs none of it."""
 MISSING = {
-    "olmo-core": "its group_overrides and init_std could carry the folded form",
     "nanotron": "its muP is spectral, in units of its own, and it has one init std and no LR a tensor beside that",
     "gpt-neox": "its muP is the mup package's, by base shapes, and it has no LR or decay a tensor",
     "cerebras": "it has LR groups for three classes of matrices alone, and no eps or decay a tensor",
@@ -240,6 +240,16 @@ def _torchtitan(run: RunConfig, request: Request) -> Export:
     return Export(torchtitan.export_files(run, _batch(run, request)), plan.to_dict()["tensors"], notes, [])
 
 
+def _olmo(run: RunConfig, request: Request) -> Export:
+    from scaling.exports import olmo
+    from scaling.exports.plan import caveats
+
+    _checked(run, "olmo-core", olmo.OPTIMIZERS, olmo.faults(run))
+    plan = olmo.plan_of(run)
+    notes = [*caveats(plan, clips_by_plain_norm=True), *olmo.NOTES]
+    return Export(olmo.export_files(run, _batch(run, request)), plan.to_dict()["tensors"], notes, [])
+
+
 def _megatron(run: RunConfig, request: Request) -> Export:
     from scaling.exports import megatron
     from scaling.parametrization import tensor_rules
@@ -274,4 +284,5 @@ WRITERS: dict[str, Callable[[RunConfig, Request], Export]] = {
     "hf": _hf,
     "torchtitan": _torchtitan,
     "megatron": _megatron,
+    "olmo-core": _olmo,
 }

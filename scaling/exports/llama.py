@@ -32,6 +32,19 @@ _TITAN = {
     "attention_norm": "attention_norm",
     "mlp_norm": "ffn_norm",
 }
+_OLMO = {
+    "attention.query": "attention.w_q",
+    "attention.key": "attention.w_k",
+    "attention.value": "attention.w_v",
+    "attention.output": "attention.w_out",
+    "attention.query_norm": "attention.q_norm",
+    "attention.key_norm": "attention.k_norm",
+    "mlp.gate": "feed_forward.w1",
+    "mlp.up": "feed_forward.w3",
+    "mlp.down": "feed_forward.w2",
+    "attention_norm": "attention_norm",
+    "mlp_norm": "feed_forward_norm",
+}
 
 
 def huggingface_name(name: str) -> str:
@@ -48,6 +61,16 @@ def torchtitan_name(name: str) -> str:
     """Our name of a tensor -> torchtitan's in its llama3 model without fused QKV."""
     ends = {"embedding.weight": "tok_embeddings.weight", "final_norm.weight": "norm.weight", "readout.weight": "lm_head.weight"}
     return ends.get(name) or _in_block(name, "layers", _TITAN)
+
+
+def olmo_name(name: str) -> str:
+    """Our name of a tensor -> OLMo-core's in its transformer without fused QKV."""
+    ends = {
+        "embedding.weight": "embeddings.weight",
+        "final_norm.weight": "lm_head.norm.weight",
+        "readout.weight": "lm_head.w_out.weight",
+    }
+    return ends.get(name) or _in_block(name, "blocks", _OLMO)
 
 
 def _in_block(name: str, layers: str, names: dict[str, str]) -> str:

@@ -43,6 +43,7 @@ def call(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
         ("deepspeed", {"plan.json", "param_groups.py", "ds_config.json", "engine.py"}),
         ("torchtitan", {"plan.json", "param_groups.py", "model.json", "torchtitan_recipe.py"}),
         ("hf", {"plan.json", "param_groups.py", "config.json", "training_arguments.json", "trainer.py"}),
+        ("olmo-core", {"plan.json", "param_groups.py", "model.json", "olmo_core_recipe.py"}),
     ],
 )
 def test_an_export_writes_its_files_and_says_so(call: Any, tmp_path: Path, engine: str, files: set[str]) -> None:
@@ -109,6 +110,6 @@ def test_an_engine_setting_that_would_be_passed_over_is_refused(call: Any, tmp_p
 
 
 def test_exporting_loads_no_torch() -> None:
-    modules = "batch, deepspeed, folded, huggingface, llama, megatron, plan, pytorch, torchtitan"
+    modules = "batch, deepspeed, folded, huggingface, llama, megatron, olmo, plan, pytorch, torchtitan"
     code = f"import sys; from scaling.exports import {modules}; import sweeps.cli_export; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2]).returncode == 0

@@ -35,6 +35,13 @@ class PlanError(ValueError):
     """The plan is not one that this file reads, or does not fit the model."""
 
 
+def not_installed(error: ModuleNotFoundError, module: str, command: str) -> SystemExit:
+    """What ends a program whose engine is missing: the command that installs it. Raises `error` where another module is missing."""
+    if error.name != module:
+        raise error
+    return SystemExit(f"{module} is not installed here, and this file needs it. Install it: {command}")
+
+
 def read_plan(path: str | Path) -> dict[str, Any]:
     """The plan, its keys checked."""
     plan: dict[str, Any] = json.loads(Path(path).read_text())
