@@ -17,12 +17,14 @@ from tests.bench import (
     driver,
     faults,
     fits,
+    layouts,
     noise_scale,
     products,
     pruning,
     rank_kills,
     schedules,
     search,
+    shard_writes,
     status,
     throughput,
     transfer,
@@ -44,6 +46,9 @@ def main() -> None:
             "status",
             "faults",
             "rank-kills",
+            "shard-writes",
+            "layout-optima",
+            "layout-speeds",
             "pruning",
             "products",
             "throughput",
@@ -79,6 +84,12 @@ def main() -> None:
         faults.report(seed=int(os.environ.get("KILL_SEED", "0")))
     if arguments.only == "rank-kills":
         rank_kills.report(seed=int(os.environ.get("KILL_SEED", "0")))
+    if arguments.only in (None, "shard-writes"):
+        shard_writes.report()
+    if arguments.only in (None, "layout-optima"):
+        layouts.report_optima()
+    if arguments.only in (None, "layout-speeds"):
+        layouts.report_speeds()
     if arguments.only in (None, "search"):
         search.report(arguments.repeats)
     if arguments.only in (None, "pruning"):

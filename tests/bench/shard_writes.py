@@ -46,7 +46,7 @@ def sharded_run(how: How) -> RunConfig:
     """10 million parameters, fsdp=2."""
     family = ModelFamily(depth=3, head_dim=64, context=64, vocab_size=256)
     training = TrainingConfig(steps=STEPS, batch_size=8, validation_sequences=8)
-    run = tiny_run(512, family=family, optimizer=OptimizerConfig(lr=2.0**-8), training=training)
+    run = tiny_run(512, family=family, base_width=64, optimizer=OptimizerConfig(lr=2.0**-8), training=training)
     runtime = RuntimeConfig(
         log_every_steps=1,
         checkpoint_every_steps=None if how == "none" else EVERY,
