@@ -157,30 +157,38 @@ def build_model(run: RunConfig) -> Transformer:
     """The run's model on CPU, initialized from `run.training.seed`."""
     with torch.device("meta"):
         model = Transformer(run.model, forward_rules(run))
+    expected = {spec.name: spec.shape for spec in transformer_tensors(run.model)}
+    actual = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    assert actual == expected, f"scaling.shapes and scaling.model disagree: {expected.items() ^ actual.items()}"
+    materialize(model, run)
+    return model
+
+
+def materialize(model: Transformer, run: RunConfig) -> None:
+    """Give `model`, the run's or a part of it on torch's meta device, memory on CPU, its multipliers and its values."""
     model.to_empty(device="cpu")
     model.cos, model.sin = rotary_tables(run.model.context, run.model.head_size, run.model.rope_base)
+    modules = dict(model.named_modules())
     for rule in tensor_rules(run):
-        if rule.role == "hidden":
-            matrix = model.get_submodule(rule.name.removesuffix(".weight"))
+        matrix = modules.get(rule.name.removesuffix(".weight"))
+        if rule.role == "hidden" and matrix is not None:
             assert isinstance(matrix, Matrix), rule.name
             matrix.multiplier = rule.multiplier
     initialize(model, run)
-    return model
 
 
 @torch.no_grad()
 def initialize(model: Transformer, run: RunConfig) -> None:
-    """Fill every parameter as the rules say: N(0, init_std), or ones for gains.
+    """Fill every parameter, of the run's model or of a part of it, as the rules say: N(0, init_std), or ones for gains.
 
     Each tensor draws from a generator of its own, seeded by the run's seed and the tensor's place in the list, so that the
     tensors before it do not change it.
     """
-    expected = {spec.name: spec.shape for spec in transformer_tensors(run.model)}
-    actual = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    assert actual == expected, f"scaling.shapes and scaling.model disagree: {expected.items() ^ actual.items()}"
     parameters = dict(model.named_parameters())
     for place, rule in enumerate(tensor_rules(run)):
-        parameter = parameters[rule.name]
+        parameter = parameters.get(rule.name)
+        if parameter is None:
+            continue
         if math.isnan(rule.init_std):
             parameter.fill_(1.0)
             continue

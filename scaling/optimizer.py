@@ -21,15 +21,18 @@ WITH_EPS: tuple[OptimizerKind, ...] = ("adamw", "adam", "muon")
 def parameter_groups(model: nn.Module, run: RunConfig) -> list[dict[str, Any]]:
     """Groups for torch optimizers; `peak_lr` is each group's own LR before the schedule, `names` its tensors, `optimizer` what moves it.
 
-    Few groups keep the optimizer's step fast (a fused step a group). A parameter that no rule names is an error.
+    Few groups keep the optimizer's step fast (a fused step a group). `model` may be a part of the run's. A parameter that no rule names
+    is an error.
     """
     parameters = dict(model.named_parameters())
     merged: dict[tuple[OptimizerKind, float, float, float], list[str]] = defaultdict(list)
     for rule in tensor_rules(run):
+        if rule.name not in parameters:
+            continue
         eps = rule.eps if rule.optimizer in WITH_EPS else 0.0
         merged[rule.optimizer, rule.lr, rule.weight_decay, eps].append(rule.name)
     named = {name for names in merged.values() for name in names}
-    assert named == set(parameters), f"tensors without a rule, or rules without a tensor: {named ^ set(parameters)}"
+    assert named == set(parameters), f"tensors without a rule: {set(parameters) - named}"
     return [
         {"params": [parameters[name] for name in names], "names": names, "lr": lr, "peak_lr": lr, "weight_decay": wd}
         | {"optimizer": kind}

@@ -22,8 +22,10 @@ SHARDABLE_OPTIMIZERS = ("adamw", "adam", "sgd")
 
 
 class Layout(Frozen):
-    """A mesh of dp x fsdp x tp processes, tp innermost: ranks that are next to each other share a sequence."""
+    """A mesh of pp x dp x fsdp x tp processes, tp innermost: ranks that are next to each other share a sequence."""
 
+    pp: Positive = 1
+    """Stages of consecutive blocks, each held by processes of its own, through which micro-batches pass (pipeline parallel, 1F1B)."""
     dp: Positive = 1
     """Replicas that average their gradients; with fsdp, each is a group of sharded processes (HSDP)."""
     fsdp: Positive = 1
@@ -39,7 +41,12 @@ class Layout(Frozen):
 
     @property
     def processes(self) -> int:
-        return self.dp * self.fsdp * self.tp
+        return self.pp * self.stage_processes
+
+    @property
+    def stage_processes(self) -> int:
+        """Processes that hold the same blocks."""
+        return self.data_ranks * self.tp
 
     @property
     def data_ranks(self) -> int:
@@ -48,8 +55,8 @@ class Layout(Frozen):
 
     @property
     def sharded(self) -> bool:
-        """Whether a process holds a part of some tensor; replicas alone are DistributedDataParallel's."""
-        return self.fsdp > 1 or self.tp > 1
+        """Whether a process holds a part of the tensors; replicas alone are DistributedDataParallel's."""
+        return self.pp > 1 or self.fsdp > 1 or self.tp > 1
 
 
 def parse_layout(text: str) -> Layout:
@@ -87,7 +94,10 @@ def require_layout(run: RunConfig, processes: int | None = None) -> None:
         raise_all(faults)
         return
     faults += (
-        _size_faults(layout, processes, run.runtime.processes) + _division_faults(layout, run) + _unknown_faults(layout, run)
+        _size_faults(layout, processes, run.runtime.processes)
+        + _division_faults(layout, run)
+        + _stage_faults(layout, run)
+        + _unknown_faults(layout, run)
     )
     raise_all(faults)
 
@@ -98,7 +108,7 @@ def _write_faults(run: RunConfig) -> list[Fault]:
         return []
     where, cure, faults = "runtime.checkpoint_async", "leave it out", []
     if runtime.parallel is None or not runtime.parallel.sharded:
-        faults.append(Fault(where, "is for sharded layouts: this run's checkpoint is one file", f"{cure}, or set fsdp or tp"))
+        faults.append(Fault(where, "is for sharded layouts: this run's checkpoint is one file", f"{cure}, or set fsdp, tp or pp"))
     if runtime.checkpoint_every_steps is None:
         faults.append(Fault(where, "is set, and no checkpoint is written", f"{cure}, or set runtime.checkpoint_every_steps"))
     return faults
@@ -106,7 +116,7 @@ def _write_faults(run: RunConfig) -> list[Fault]:
 
 def _size_faults(layout: Layout, given: int | None, asked: int) -> list[Fault]:
     faults = []
-    what = f"dp {layout.dp} x fsdp {layout.fsdp} x tp {layout.tp} is {layout.processes} processes"
+    what = f"pp {layout.pp} x dp {layout.dp} x fsdp {layout.fsdp} x tp {layout.tp} is {layout.processes} processes"
     if given is not None and given != layout.processes:
         faults.append(
             Fault(
@@ -133,6 +143,7 @@ def _division_faults(layout: Layout, run: RunConfig) -> list[Fault]:
         ("tp", f"{model.heads} attention heads (width {model.width})", model.heads, tp),
         ("tp", f"{model.kv_heads} key/value heads (model.queries_per_kv {model.queries_per_kv})", model.kv_heads, tp),
         ("tp", f"the MLP's inner width {model.mlp_width}", model.mlp_width, tp),
+        ("pp", f"model.depth {model.depth} (blocks)", model.depth, layout.pp),
         ("dp x fsdp", f"training.batch_size {run.training.batch_size}", run.training.batch_size, layout.data_ranks),
     ]
     if layout.sp:
@@ -142,6 +153,35 @@ def _division_faults(layout: Layout, run: RunConfig) -> list[Fault]:
         for key, what, number, by in divided
         if number % by
     ]
+
+
+def _stage_faults(layout: Layout, run: RunConfig) -> list[Fault]:
+    """What a pipeline of several stages cannot do."""
+    if layout.pp == 1:
+        return []
+    faults = _micro_batch_faults(layout, run)
+    if run.model.tied_embeddings:
+        what = "is true, and the first stage and the last would each hold the tensor"
+        faults.append(Fault("model.tied_embeddings", what, "untie them, or leave pp out"))
+    return faults
+
+
+def _micro_batch_faults(layout: Layout, run: RunConfig) -> list[Fault]:
+    """Of a data rank's sequences: a pipeline passes micro-batches of one size, and as many as it has stages at least."""
+    share, rest = divmod(run.training.batch_size, layout.data_ranks)
+    micro = run.training.micro_batch_size
+    if rest:
+        return []  # said as such
+    where, of = "training.micro_batch_size", f"the {share} sequences of a data rank's share"
+    if micro and share % micro:
+        return [Fault(where, f"{micro} leaves a remainder of {of}", f"set a divisor of {share}")]
+    made = share // (micro or share)
+    if made >= layout.pp:
+        return []
+    what = f"{micro or 'is not set, and'} makes {made} of {of}: {layout.pp} stages need {layout.pp} micro-batches"
+    fitting = [size for size in range(1, share // layout.pp + 1) if share % size == 0]
+    larger = f"set training.batch_size to {layout.pp * layout.data_ranks} or more"
+    return [Fault(where, what, f"set it to {fitting[-1]} or less" if fitting else larger)]
 
 
 def _unknown_faults(layout: Layout, run: RunConfig) -> list[Fault]:

@@ -128,9 +128,12 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor], alone: bool = Fals
         save(dict(tensors), checkpoint_id=folder, no_dist=alone)
 
 
-def read_shards(folder: Path, model: nn.Module, optimizer: AnyOptimizer, alone: bool = False) -> None:
+def read_shards(
+    folder: Path, model: nn.Module, optimizer: AnyOptimizer, whole: Mapping[str, tuple[int, ...]], alone: bool = False
+) -> None:
     """Fill `model` and `optimizer`, as sharded as they are, from a folder that any number of processes wrote.
 
+    whole: the shapes of all tensors of the run's model, of which `model` may hold some.
     Raises StudyError when the folder cannot be read or holds other tensors.
     """
     cure = f"delete {folder.parent}: the run then starts from its first step"
@@ -140,7 +143,7 @@ def read_shards(folder: Path, model: nn.Module, optimizer: AnyOptimizer, alone: 
         raise StudyError(Fault(str(folder), f"cannot be read: {error}", cure)) from None
     parameters = dict(model.named_parameters())
     sizes = {name: tuple(item.size) for name, item in kept.items() if isinstance(item, TensorStorageMetadata)}
-    own = {f"model.{name}": tuple(parameter.shape) for name, parameter in parameters.items()}
+    own = {f"model.{name}": shape for name, shape in whole.items()}
     found = {name: size for name, size in sizes.items() if name.startswith("model.")}
     if found != own:
         raise StudyError(Fault(str(folder), f"holds other tensors: {sorted(dict(found.items() ^ own.items()))[:3]}", cure))
@@ -159,6 +162,8 @@ def _make_states(sizes: Mapping[str, tuple[int, ...]], parameters: Mapping[str, 
         if kind != "optimizer":
             continue
         name, _, key = rest.rpartition(".")
+        if name not in parameters:
+            continue  # another stage's
         parameter = parameters[name]
         room = (
             torch.zeros_like(parameter.detach()) if size == tuple(parameter.shape) else torch.zeros(size, device=parameter.device)

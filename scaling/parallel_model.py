@@ -52,10 +52,16 @@ def parallelize(model: Transformer, run: RunConfig) -> None:
         _shard(model, run, layout)
 
 
+def device_mesh(device: str, layout: Layout) -> DeviceMesh:
+    """All processes by their place in each dimension of the layout; a collective call when it is the group's first."""
+    sizes = (layout.pp, layout.dp, layout.fsdp, layout.tp)
+    return once_a_group((device, sizes), lambda: init_device_mesh(device, sizes, mesh_dim_names=("pp", "dp", "fsdp", "tp")))
+
+
 def _shard(model: Transformer, run: RunConfig, layout: Layout) -> None:
-    device = run.runtime.device
-    sizes = (layout.dp, layout.fsdp, layout.tp)
-    mesh = once_a_group((device, sizes), lambda: init_device_mesh(device, sizes, mesh_dim_names=("dp", "fsdp", "tp")))
+    mesh = device_mesh(run.runtime.device, layout)
+    if layout.stage_processes == 1:
+        return  # a stage is whole
     if layout.tp > 1:
         share_sequences(model, mesh["tp"], layout.sp)
     # One shard is sharded too where tensors are: all gradients then pass the same way, also those of the tensors that tp leaves whole.
@@ -75,9 +81,12 @@ def share_sequences(model: Transformer, tp: DeviceMesh, sequence: bool) -> None:
             _sum_gain(block.attention_norm, tp)
             _sum_gain(block.mlp_norm, tp)
     if sequence:
-        _sum_gain(model.final_norm, tp)
-        model.embedding.register_forward_hook(lambda _module, _input, x: _redistributed(x, tp, Replicate(), Shard(1)))
-        model.final_norm.register_forward_hook(lambda _module, _input, x: _redistributed(x, tp, Shard(1), Replicate()))
+        # A stage of a pipeline may lack either.
+        if hasattr(model, "embedding"):
+            model.embedding.register_forward_hook(lambda _module, _input, x: _redistributed(x, tp, Replicate(), Shard(1)))
+        if hasattr(model, "final_norm"):
+            _sum_gain(model.final_norm, tp)
+            model.final_norm.register_forward_hook(lambda _module, _input, x: _redistributed(x, tp, Shard(1), Replicate()))
 
 
 def _block_plan(block: Block, sequence: bool) -> dict[str, ParallelStyle]:
@@ -161,15 +170,19 @@ def _by_mesh(members: Iterable[tuple[Tensor, Any]]) -> list[list[tuple[Tensor, A
     return list(groups.values())
 
 
-def clip_gradients(parameters: Iterable[nn.Parameter], limit: float, group: Group) -> float:
-    """Scale all gradients so that their norm together is `limit` at most; return it as it was, the same on every rank of `group`."""
+def clip_gradients(parameters: Iterable[nn.Parameter], limit: float, group: Group, stages: int = 1) -> float:
+    """Scale all gradients so that their norm together is `limit` at most; return it as it was, the same on every rank of `group`.
+
+    Each of `stages` equal parts of the group has tensors of its own.
+    """
+    holders = group.size // stages
     parts: dict[int, list[Tensor]] = defaultdict(list)
     for parameter in parameters:
         gradient = parameter.grad
         if isinstance(gradient, DTensor):
-            parts[_copies(gradient, group.size)].append(gradient.to_local())
+            parts[_copies(gradient, holders)].append(gradient.to_local())
         elif gradient is not None:
-            parts[group.size].append(gradient)
+            parts[holders].append(gradient)
     total = math.sqrt(group.sum(sum(float(get_total_norm(tensors)) ** 2 / copies for copies, tensors in parts.items()))[0])
     factor = limit / (total + 1e-6)  # as torch's own clipping
     if factor < 1:

@@ -80,9 +80,13 @@ class Group:
         found: list[float] = total.tolist()
         return found
 
-    def data(self, tp: int) -> Group:
-        """The ranks that see different sequences, where `tp` neighbours share theirs: rank and size to share a batch by."""
-        return Group(self.rank // tp, self.size // tp, self.local_rank)
+    def data(self, tp: int, stages: int = 1) -> Group:
+        """The ranks that see different sequences: rank and size to share a batch by.
+
+        `tp` neighbours share theirs, and so do the ranks at the same place of each of `stages` equal parts of the group.
+        """
+        size = self.size // stages
+        return Group(self.rank % size // tp, size // tp, self.local_rank)
 
     def share(self, batch: Tensor) -> Tensor:
         """This rank's rows."""

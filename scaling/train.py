@@ -32,8 +32,10 @@ from scaling.memory import keep_memory
 from scaling.model import build_model
 from scaling.noise_scale import GradientNorms, Parts, extra_passes, part_sequences, squared_norm
 from scaling.optimizer import build_optimizer, flattened, inner_optimizers, set_lr
+from scaling.parallel import Layout
 from scaling.ranks import ALONE, Group, Team
 from scaling.records import MetricsLog, Pruned, RunRecord, Watch, read_metrics, read_record, write_config, write_record
+from scaling.shapes import transformer_tensors
 
 VALIDATION_BATCH = 32
 MAX_SHAPES = 256
@@ -80,15 +82,20 @@ class Trainer:
         keep_memory()
         self.run, self.corpus, self.group = run, corpus, group
         self.device = group.device(run.runtime.device)
-        self.model = build_model(run).to(self.device)
-        layout = run.runtime.parallel
-        self.sharded = layout is not None and layout.sharded
-        """Whether this process holds a part of the tensors."""
-        self.data = group.data(layout.tp if layout is not None else 1)
-        if layout is not None:
+        layout = run.runtime.parallel or Layout()
+        self.sharded, self._stages = layout.sharded, layout.pp
+        """Whether this process holds a part of the tensors; in how many stages of a pipeline they are."""
+        self.data = group.data(layout.tp, layout.pp)
+        if layout.pp > 1:
+            from scaling.parallel_pipeline import Pipeline, build_stage
+
+            stage = build_stage(run, group.rank)
+        self.model = (build_model(run) if layout.pp == 1 else stage).to(self.device)
+        if run.runtime.parallel is not None:
             from scaling.parallel_model import parallelize  # half a second
 
             parallelize(self.model, run)
+        self._pipeline = Pipeline(stage, run, group.rank, self.device) if layout.pp > 1 else None
         self.optimizer = build_optimizer(self.model, run)
         self.scaler = torch.amp.GradScaler(run.runtime.device, enabled=run.training.precision == "fp16")
         self._loss: Callable[..., Tensor] = compiled(self.model.loss) if run.training.compile else self.model.loss
@@ -127,7 +134,7 @@ class Trainer:
         if self.sharded:
             from scaling.parallel_model import clip_gradients
 
-            return clip_gradients(self.model.parameters(), limit, self.group)
+            return clip_gradients(self.model.parameters(), limit, self.group, self._stages)
         return float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit))
 
     def _batch(self, step: int) -> np.ndarray:
@@ -158,6 +165,8 @@ class Trainer:
         In a group `tokens` are this rank's share, and gradient and loss are the mean over the ranks'. `parts` sees each micro-batch's.
         """
         self.optimizer.zero_grad(set_to_none=True)
+        if self._pipeline is not None:
+            return self.group.sum(self._pipeline.gradient(tokens))[0] * self._stages / self.group.size
         micro = self.run.training.micro_batch_size or len(tokens)
         total, pieces = 0.0, torch.split(tokens, micro)
         compute = self._averaging or self._loss
@@ -189,13 +198,19 @@ class Trainer:
         while round := list(islice(batches, self.data.size)):
             # A rank that is left without a batch computes one with the others, whose tensors it holds a part of, and leaves it out.
             tokens = round[min(self.data.rank, len(round) - 1)]
-            with self._autocast():
-                loss = self.model.loss(torch.from_numpy(tokens).to(self.device), reduction="sum")
+            loss = self._loss_sum(torch.from_numpy(tokens).to(self.device))
             if self.data.rank < len(round):
-                total += float(loss)
+                total += loss
                 count += tokens.shape[0] * (tokens.shape[1] - 1)
         total, tokens_seen = self.group.sum(total, count)
-        return total / tokens_seen
+        return total * self._stages / tokens_seen
+
+    def _loss_sum(self, tokens: Tensor) -> float:
+        """nats; under a pipeline 0 but in the last stage."""
+        if self._pipeline is not None:
+            return self._pipeline.loss_sum(tokens)
+        with self._autocast():
+            return float(self.model.loss(tokens, reduction="sum"))
 
     def process_s(self) -> float:
         """Processor time of the group's processes so far, seconds."""
@@ -236,7 +251,8 @@ class Trainer:
         from scaling.parallel_checkpoint import read_shards
 
         self.group.tell("load_shards", folder)
-        read_shards(folder, self.model, self.optimizer, alone=self.group.size == 1)
+        whole = {spec.name: spec.shape for spec in transformer_tensors(self.run.model)}
+        read_shards(folder, self.model, self.optimizer, whole, alone=self.group.size == 1)
 
     def resume(self, directory: Path) -> dict[str, Any] | None:
         """Go on from the later of the directory's checkpoints, of whatever layout; return its state, None where there is none."""
