@@ -5,7 +5,9 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -20,9 +22,11 @@ from tests.conftest import tiny_run
 
 How = Literal["none", "waiting", "background"]
 HOWS: tuple[How, ...] = ("none", "waiting", "background")
-STEPS = 60
-EVERY = 10
+STEPS = 84
+EVERY = 12
 """Steps from one checkpoint to the next."""
+NEAR = 6
+"""Steps of those in which a write may be felt; the others are what they are compared with, a second later at most."""
 REPEATS = 3
 BYTES_A_PARAMETER = 12
 """fp32, with Adam's two moments."""
@@ -30,16 +34,21 @@ BYTES_A_PARAMETER = 12
 
 @dataclass
 class Times:
-    """Seconds from one step's end to the next one's, first checkpoint to last; those of repeats together."""
+    """Milliseconds, one entry a checkpoint (or the place of one, where none is written)."""
 
-    plain: list[float]
-    """Between two checkpoints."""
-    after: list[float]
-    """From the step that a checkpoint follows to the next one: the save is in them."""
+    usual: list[float] = field(default_factory=list)
+    """A step away from any checkpoint, median."""
+    first: list[float] = field(default_factory=list)
+    """The step in which the save begins, beyond the usual one."""
+    lost: list[float] = field(default_factory=list)
+    """NEAR steps from the save on, beyond as many usual ones."""
 
-    @property
-    def total_s(self) -> float:
-        return sum(self.plain) + sum(self.after)
+    def add(self, steps_ms: Sequence[float]) -> None:
+        """The EVERY steps from one save on."""
+        usual = statistics.median(steps_ms[NEAR:])
+        self.usual.append(usual)
+        self.first.append(steps_ms[0] - usual)
+        self.lost.append(sum(steps_ms[:NEAR]) - NEAR * usual)
 
 
 def sharded_run(how: How) -> RunConfig:
@@ -67,29 +76,31 @@ def _measure(how: How, team: Team, directory: Path, times: Times) -> float:
     corpus = prepare(run.data, context=run.model.context, vocab_size=run.model.vocab_size)
     loss = train_run(run, directory, corpus, note, team=team).loss
     assert loss is not None
-    for step in range(EVERY, STEPS):
-        times.after.append(ends[step] - ends[step - 1]) if step % EVERY == 0 else times.plain.append(ends[step] - ends[step - 1])
+    steps_ms = [1e3 * (after - before) for before, after in pairwise(ends)]
+    for save in range(EVERY, STEPS - EVERY + 1, EVERY):
+        times.add(steps_ms[save - 1 : save - 1 + EVERY])
     return loss
 
 
 def report() -> None:
-    """Print what a step takes with no checkpoint, and what one loses by each way of writing; ways in turn."""
-    times, losses = {how: Times([], []) for how in HOWS}, set[float]()
+    """Print what a step takes, and what steps lose by each way of writing: medians, quartiles in brackets; ways in turn."""
+    times, losses = {how: Times() for how in HOWS}, set[float]()
     with tempfile.TemporaryDirectory() as name, Team() as team:
-        _measure("none", team, Path(name) / "warm-up", Times([], []))
+        _measure("none", team, Path(name) / "warm-up", Times())
         for repeat in range(REPEATS):
             for how in HOWS:
                 losses.add(_measure(how, team, Path(name) / f"{how}{repeat}", times[how]))
-    saves = REPEATS * (STEPS // EVERY - 1)
-    size_mb = BYTES_A_PARAMETER * parameter_counts(sharded_run("none").model).to_dict()["total"] / 1e6
+    size_mb = BYTES_A_PARAMETER * parameter_counts(sharded_run("none").model).total / 1e6
+    saves, same = len(times["none"].usual), len(losses) == 1
+    print(f"\ncheckpoints of {size_mb:.0f} MB, fsdp=2 on CPUs, {saves} of each kind; losses all equal: {same}")
     print(
-        f"\ncheckpoints of {size_mb:.0f} MB, fsdp=2 on CPUs, one in {EVERY} steps, {saves} of them; losses all equal: {len(losses) == 1}"
+        "\n| written | a usual step, ms | the step of the save, beyond it | all steps that a save touches, beyond them |\n|---|---|---|---|"
     )
-    print(
-        "\n| written | a step without one, median | the step with one, median | longest | lost a checkpoint, all steps together |"
-    )
-    print("|---|---|---|---|---|")
     for how, found in times.items():
-        lost = "" if how == "none" else f"{1e3 * (found.total_s - times['none'].total_s) / saves:.0f} ms"
-        plain, after = statistics.median(found.plain), statistics.median(found.after)
-        print(f"| {how} | {1e3 * plain:.0f} ms | {1e3 * after:.0f} ms | {1e3 * max(found.after):.0f} ms | {lost} |")
+        print(f"| {how} | {statistics.median(found.usual):.0f} | {_middle(found.first)} | {_middle(found.lost)} |")
+
+
+def _middle(values: Sequence[float]) -> str:
+    """Median and quartiles."""
+    low, middle, high = statistics.quantiles(values, n=4)
+    return f"{middle:.0f} ({low:.0f} to {high:.0f})"

@@ -19,6 +19,7 @@ from scaling.parametrization import tensor_rules
 from scaling.ranks import Team
 from scaling.records import read_metrics, read_record
 from scaling.train import Progress, train_run
+from tests.bench.layouts import best_log2_lr, furthest, losses
 from tests.conftest import tiny_run
 from tests.scaling.elastic import curve, torchrun, write_run
 
@@ -103,6 +104,18 @@ def test_the_compared_run_is_clipped_under_muP(one: list[float]) -> None:
 )
 def test_two_processes_have_the_losses_and_norms_of_one(tmp_path: Path, pair: Team, one: list[float], layout: str) -> None:
     assert trained(laid(layout), tmp_path, pair) == pytest.approx(one, abs=TOLERANCE)
+
+
+def test_the_best_learning_rate_of_a_small_cell_is_that_of_one_process(pair: Team) -> None:
+    """All losses of all learning rates are, too. `make bench` has more layouts and steps."""
+    rates = (-7.5, -6.0, -4.5)
+    alone = losses(None, rates, 12, pair, micro=8)
+    best = best_log2_lr(alone)
+    assert rates[0] < best < rates[-1]
+    for layout in ("dp=2", "fsdp=2", "tp=2"):
+        found = losses(layout, rates, 12, pair, micro=8)
+        assert furthest(found, alone) < TOLERANCE
+        assert best_log2_lr(found) == pytest.approx(best, abs=1e-4)
 
 
 def test_tied_embeddings_and_bf16_are_those_of_one_process(tmp_path: Path, pair: Team) -> None:
