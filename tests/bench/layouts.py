@@ -25,7 +25,7 @@ from tests.conftest import tiny_run
 
 PIPELINE = ("pp=2",) if "pp" in Layout.model_fields else ()
 TWO = ("dp=2", "fsdp=2", "fsdp=2,zero=2", "fsdp=2,recompute=full", "tp=2", "tp=2,sp=on", *PIPELINE)
-FOUR = ("dp=2,fsdp=2", "fsdp=2,tp=2,sp=on")
+FOUR = ("dp=2,fsdp=2", "fsdp=2,tp=2,sp=on", *(f"fsdp=2,{name}" for name in PIPELINE))
 LOG2_LRS = tuple(float(value) for value in range(-10, -2))
 CELL = ModelFamily(
     depth=2, head_dim=8, context=16, vocab_size=32, norm_gain=True, qk_norm=True, activation="swiglu", queries_per_kv=2
@@ -101,7 +101,7 @@ def report_optima(steps: int = 120) -> None:
 def large_run(layout: str | None, threads: int) -> RunConfig:
     """43 million parameters: 170 MB of weights, as much of gradients, twice as much of moments."""
     family = ModelFamily(depth=6, head_dim=64, context=64, vocab_size=256, activation="gelu")
-    training = TrainingConfig(steps=TIMED_STEPS + 1, batch_size=4, validation_sequences=4)
+    training = TrainingConfig(steps=TIMED_STEPS + 1, batch_size=4, micro_batch_size=2, validation_sequences=4)
     run = tiny_run(768, family=family, base_width=64, training=training, optimizer=OptimizerConfig(lr=2.0**-9))
     return laid(run, layout, threads)
 
