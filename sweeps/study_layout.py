@@ -11,7 +11,11 @@ from scaling.config_file import ConfigSource, locate
 from scaling.errors import ConfigError, Fault
 from scaling.parallel import Layout, require_layout
 from scaling.torchrun import started_by_torchrun, world_size
+from sweeps.axes import AxisName
 from sweeps.study import StudyConfig
+
+DIVIDED: tuple[AxisName, ...] = ("batch_size", "depth")
+"""Axes whose values a layout divides."""
 
 
 def check_layout(config: StudyConfig, source: ConfigSource) -> None:
@@ -32,8 +36,9 @@ def _extremes(config: StudyConfig) -> Iterator[RunConfig]:
     kind, low = next(iter(config.parametrizations)), config.log2_lr.low
     for width in config.widths:
         yield config.run(kind, width, low, 0)
-    for size in config.axes["batch_size"].values or () if "batch_size" in config.axes else ():
-        yield config.run(kind, config.axis_widths("batch_size")[0], low, 0, (("batch_size", size),))
+    for name in DIVIDED:
+        for value in config.axes[name].values or () if name in config.axes else ():
+            yield config.run(kind, config.axis_widths(name)[0], low, 0, ((name, value),))
 
 
 def _key(where: str) -> str:

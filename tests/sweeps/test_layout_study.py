@@ -85,6 +85,17 @@ def test_a_layout_that_some_width_or_batch_cannot_have_is_refused_with_all_its_f
     assert not (tmp_path / "study").exists()
 
 
+def test_a_pipeline_that_some_depth_of_a_study_cannot_have_is_refused(
+    tmp_path: Path, call: Callable[..., tuple[int, str, str]]
+) -> None:
+    runtime = {"processes": 2, "parallel": {"pp": 2}}
+    training = CELL["training"] | {"micro_batch_size": 2}
+    config = write_study(tmp_path, runtime=runtime, training=training, axes={"depth": {"values": [2, 3]}})
+    code, _, said = call("plan", config, "--out", tmp_path / "study")
+    assert code == 2
+    assert "model.depth 3 (blocks) cannot be shared equally by 2" in said
+
+
 @pytest.mark.slow
 def test_plan_times_the_steps_of_a_study_on_its_own_processes(tmp_path: Path, call: Callable[..., tuple[int, str, str]]) -> None:
     config = write_study(tmp_path, **(dict(CELL) | {"runtime": {"processes": 2, "parallel": {"tp": 2}}}))
