@@ -23,31 +23,41 @@ lint: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.bench
 
-# Each engine in a virtual environment of its own, where the tests that need it are not skipped; gigabytes.
+# Each engine in a virtual environment of its own, where the tests that need it are not skipped, and where the tables of docs/engines are
+# made; gigabytes. One engine alone: make engine-hf.
 ENGINES ?= .venv-engines
-ENGINE_TESTS := tests/scaling/exports
-engines: $(ENGINES)/deepspeed/.installed $(ENGINES)/huggingface/.installed $(ENGINES)/torchtitan/.installed $(ENGINES)/megatron/.installed $(ENGINES)/olmo-core/.installed
-	MUTRANSFER_ENGINES=1 $(ENGINES)/deepspeed/bin/python -m pytest -p no:cacheprovider $(ENGINE_TESTS)/test_deepspeed.py
-	$(ENGINES)/huggingface/bin/python -m pytest -p no:cacheprovider $(ENGINE_TESTS)/test_huggingface.py
-	$(ENGINES)/torchtitan/bin/python -m pytest -p no:cacheprovider $(ENGINE_TESTS)/test_torchtitan.py
-	$(ENGINES)/megatron/bin/python -m pytest -p no:cacheprovider $(ENGINE_TESTS)/test_megatron.py
-	$(ENGINES)/olmo-core/bin/python -m pytest -p no:cacheprovider $(ENGINE_TESTS)/test_olmo.py
+ENGINE_NAMES := pytorch deepspeed hf torchtitan megatron olmo-core
+EXPORT_TESTS := tests/scaling/exports
+engines: $(ENGINE_NAMES:%=engine-%)
+	$(ENGINES)/pytorch/bin/python -m tests.engines render $(ENGINES)/tables docs
+
+.PHONY: $(ENGINE_NAMES:%=engine-%)
+$(ENGINE_NAMES:%=engine-%): engine-%: $(ENGINES)/%/.installed
+	MUTRANSFER_ENGINES=1 $(ENGINES)/$*/bin/python -m pytest -p no:cacheprovider $(TESTS_OF_$*:%=$(EXPORT_TESTS)/test_%.py)
+	$(ENGINES)/$*/bin/python -m tests.engines collect $* $(ENGINES)/tables
+
+TESTS_OF_pytorch := pytorch folded train_fsdp
+TESTS_OF_deepspeed := deepspeed
+TESTS_OF_hf := huggingface
+TESTS_OF_torchtitan := torchtitan
+TESTS_OF_megatron := megatron megatron_folded
+TESTS_OF_olmo-core := olmo
 
 ENGINE_BASE := torch numpy pydantic PyYAML pytest pytest-timeout
 
 $(ENGINES)/%/.installed: constraints.txt
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/pip install --quiet -c constraints.txt $(ENGINE_BASE)
-	$(ENGINE_INSTALL_$*)
+	$(INSTALL_$*)
 	touch $@
 
-ENGINE_INSTALL_deepspeed = DS_BUILD_OPS=0 $(ENGINES)/deepspeed/bin/pip install --quiet -c constraints.txt deepspeed==0.19.8
-ENGINE_INSTALL_huggingface = $(ENGINES)/huggingface/bin/pip install --quiet -c constraints.txt transformers==5.24.0 accelerate==1.15.0
+INSTALL_deepspeed = DS_BUILD_OPS=0 $(ENGINES)/deepspeed/bin/pip install --quiet -c constraints.txt deepspeed==0.19.8
+INSTALL_hf = $(ENGINES)/hf/bin/pip install --quiet -c constraints.txt transformers==5.24.0 accelerate==1.15.0
 # Without the constraints: it asks for an older rich than they have.
-ENGINE_INSTALL_olmo-core = $(ENGINES)/olmo-core/bin/pip install --quiet ai2-olmo-core==3.0.0 torch==2.13.0
-ENGINE_INSTALL_torchtitan = $(ENGINES)/torchtitan/bin/pip install --quiet torchtitan==0.3.0 triton torch==2.13.0
+INSTALL_olmo-core = $(ENGINES)/olmo-core/bin/pip install --quiet ai2-olmo-core==3.0.0 torch==2.13.0
+INSTALL_torchtitan = $(ENGINES)/torchtitan/bin/pip install --quiet torchtitan==0.3.0 triton torch==2.13.0
 # megatron-core asks for Python 3.12 for one name of `typing`, which the test provides.
-ENGINE_INSTALL_megatron = $(ENGINES)/megatron/bin/pip install --quiet triton packaging && $(ENGINES)/megatron/bin/pip install --quiet --ignore-requires-python --no-deps megatron-core==0.19.2
+INSTALL_megatron = $(ENGINES)/megatron/bin/pip install --quiet triton packaging && $(ENGINES)/megatron/bin/pip install --quiet --ignore-requires-python --no-deps megatron-core==0.19.2
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'mutransfer needs Python 3.11 or newer; give one: make PYTHON=python3.12')"

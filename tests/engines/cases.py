@@ -16,7 +16,13 @@ LR, WEIGHT_DECAY, EPS = 0.01, 0.1, 1e-8
 
 
 def engine_run(
-    kind: str, *, qk_norm: bool = False, optimizer: dict[str, Any] | None = None, init: InitConfig | None = None, **more: Any
+    kind: str,
+    *,
+    qk_norm: bool = False,
+    queries_per_kv: int = 2,
+    optimizer: dict[str, Any] | None = None,
+    init: InitConfig | None = None,
+    **more: Any,
 ) -> RunConfig:
     """A Llama-shaped run of `kind` at the target; more: further keys of its parametrization."""
     family = ModelFamily(
@@ -27,7 +33,7 @@ def engine_run(
         activation="swiglu",
         norm_gain=True,
         qk_norm=qk_norm,
-        queries_per_kv=2,
+        queries_per_kv=queries_per_kv,
     )
     return RunConfig.model_validate(
         {

@@ -4,14 +4,15 @@
         model = build()
     trace.init_of(model.get_parameter("a.weight"))
 
-A draw is followed through copies. Anything else that changes a tensor makes its init unknown, and the measured std stands in.
+A draw is followed through copies and products with a number. Anything else that changes a tensor makes its init unknown, and the measured
+std stands in.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -52,6 +53,8 @@ class InitTrace(TorchDispatchMode):
             self._put(args[0], Init("constant", constant=float(value)))
         elif name in ("aten::ones", "aten::zeros", "aten::ones_like", "aten::zeros_like"):
             self._put(result, Init("constant", constant=float("ones" in name)))
+        elif name == "aten::mul_" and isinstance(args[1], float):
+            self._put(args[0], self._of(args[0]), times=args[1])
         elif name == "aten::copy_":
             self._put(args[0], self._of(args[1]))
         elif name in COPIES:
@@ -62,9 +65,12 @@ class InitTrace(TorchDispatchMode):
                 self._put(tensor, None)
         return result
 
-    def _put(self, tensor: torch.Tensor, init: Init | None) -> None:
+    def _put(self, tensor: torch.Tensor, init: Init | None, times: float = 1.0) -> None:
         if tensor.device.type == "meta":
             return
+        if init is not None and times != 1.0:
+            std, constant = (None if value is None else value * times for value in (init.std, init.constant))
+            init = replace(init, std=std, constant=constant)
         storage = tensor.untyped_storage()
         # A draw into part of a storage says nothing of the rest.
         self._known[storage.data_ptr()] = init if _whole(tensor) else None
@@ -80,7 +86,9 @@ class InitTrace(TorchDispatchMode):
         if read is None:
             same = bool((entries == entries.flatten()[0]).all())
             return Init("constant", constant=float(entries.flatten()[0])) if same else Init("measured", std=std, error=error)
-        if read.constant is not None and not bool((parameter.detach() == read.constant).all()):
+        if read.constant is not None and not torch.allclose(
+            entries, torch.full_like(entries, read.constant), rtol=1e-6, atol=0.0
+        ):
             raise ValueError(f"entries are not {read.constant}")
         if read.std is not None and abs(std - read.std) > 5 * error * read.std:
             raise ValueError(f"entries have std {std}, the draw was given {read.std}")

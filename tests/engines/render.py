@@ -48,15 +48,16 @@ def summary(documents: list[dict[str, Any]]) -> str:
     ]
     for document in documents:
         tables = tables_of(document)
-        worst = [_worst(tables, quantity) for quantity in QUANTITIES]
-        name = document["engine"]
-        count = sum(len(table.rows) for table in tables)
-        lines.append(
-            f"| [{name}](engines/{name}.md) | {document['package']} {document['version']} | {len(tables)} | {count} | "
-            + " | ".join(worst)
-            + " |"
-        )
+        same, other = [table for table in tables if not table.expected], [table for table in tables if table.expected]
+        lines += [_summary_line(document, "", same)] if same else []
+        lines += [_summary_line(document, ", differences stated", other)] if other else []
     return "\n".join(lines)
+
+
+def _summary_line(document: dict[str, Any], words: str, tables: list[Table]) -> str:
+    name, count = document["engine"], sum(len(table.rows) for table in tables)
+    cells = [f"[{name}](engines/{name}.md){words}", f"{document['package']} {document['version']}", str(len(tables)), str(count)]
+    return "| " + " | ".join(cells + [_worst(tables, quantity) for quantity in QUANTITIES]) + " |"
 
 
 def _worst(tables: list[Table], quantity: str) -> str:

@@ -13,6 +13,8 @@ from typing import Any
 from scaling.parametrization import TensorRule
 
 QUANTITIES = ("lr", "weight_decay", "eps", "init")
+PRECISION = 1e-12
+"""Values that were read and are nearer than this, relatively, are equal: a product of two doubles in another order."""
 SIGMAS = 5.0
 """A measured std may be this many standard errors from the rule's."""
 
@@ -44,8 +46,8 @@ class Cell:
 
     @property
     def differs(self) -> bool:
-        """Whether it is another value: read and not equal, or measured and beyond `SIGMAS` standard errors."""
-        return abs(self.difference) > (0.0 if self.error is None else SIGMAS * self.error)
+        """Whether it is another value: read and further apart than `PRECISION`, or measured and beyond `SIGMAS` standard errors."""
+        return abs(self.difference) > (PRECISION if self.error is None else SIGMAS * self.error)
 
 
 @dataclass(frozen=True)

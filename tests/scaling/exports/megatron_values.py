@@ -35,6 +35,8 @@ from megatron.training import training
 from megatron.training.arguments import add_megatron_arguments
 from megatron.training.global_vars import set_args
 
+from tests.engines.init_trace import InitTrace
+
 
 class Wrapped(torch.nn.Module):
     """What Megatron's data parallel, whose buffers need CUDA, shows the optimizer of a model."""
@@ -149,10 +151,11 @@ def main() -> None:
     if asked.get("folder"):
         sys.path.insert(0, asked["folder"])
         importlib.import_module("megatron_recipe").install()
-    config, model = build(arguments)
-    # Init that Megatron itself configures, entry by entry of the same draw.
-    drawn = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    optimizer = optimizer_of(arguments, config, model)
+    with InitTrace() as trace:
+        config, model = build(arguments)
+        # Init that Megatron itself configures, entry by entry of the same draw.
+        drawn = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        optimizer = optimizer_of(arguments, config, model)
     scheduler = training.get_optimizer_param_scheduler(optimizer)
     found = {
         "unknown_flags": unknown,
@@ -162,6 +165,7 @@ def main() -> None:
         "scaled": {
             name: float((parameter.detach() / drawn[name]).nan_to_num(1.0).mean()) for name, parameter in model.named_parameters()
         },
+        "init": {name: vars(trace.init_of(parameter)) for name, parameter in model.named_parameters()},
         "init_method_std": config.init_method_std,
         "embedding_init_method_std": config.embedding_init_method_std,
         "identifiers": [[group.get(key) for key in param_group_identifier_keys] for group in optimizer.param_groups],

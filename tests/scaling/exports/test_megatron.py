@@ -64,9 +64,8 @@ def test_other_parametrizations_are_refused() -> None:
 def in_megatron(flags: megatron.Flags, folder: Path | None = None) -> dict[str, Any]:
     """What Megatron's own code makes of the flags, and of the recipe in `folder`."""
     asked = json.dumps({"flags": dict(flags), "folder": folder and str(folder)})
-    script = Path(__file__).with_name("megatron_values.py")
     result = subprocess.run(
-        [sys.executable, str(script)],
+        [sys.executable, "-m", "tests.scaling.exports.megatron_values"],
         cwd=ROOT,
         input=asked,
         capture_output=True,
