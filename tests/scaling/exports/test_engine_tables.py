@@ -1,4 +1,4 @@
-"""What `make engines` makes its tables with: torch's table is equal here, and a wrong value, a stray tensor and an unknown init are seen."""
+"""What `make engines` makes its tables with: torch's table is equal here, and wrong values, strays and unknown inits are seen."""
 
 from __future__ import annotations
 
