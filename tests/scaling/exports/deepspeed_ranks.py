@@ -9,10 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-os.environ["DS_ACCELERATOR"] = "cpu"
-
-import deepspeed
-import deepspeed.comm.torch
 import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
@@ -80,6 +76,11 @@ def engine_of(run: RunConfig, folder: Path) -> dict[str, Any]:
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    # DeepSpeed decorates functions with it that nothing here calls; the import of the compiler takes a second of each process.
+    torch.compile = lambda function=None, **_: (lambda decorated: decorated) if function is None else function
+    import deepspeed.comm.torch
+
     # A faster reduction between processes of one machine, which is compiled on its first use, for more than a minute.
     deepspeed.comm.torch.build_shm_op = lambda: None
     deepspeed.init_distributed("gloo")

@@ -21,8 +21,7 @@ from scaling.parametrization import tensor_rules
 from tests.conftest import tiny_run
 
 if importlib.util.find_spec("deepspeed") is None:
-    pytest.skip("the extra `engines` is not installed", allow_module_level=True)
-asked = pytest.mark.skipif("MUTRANSFER_ENGINES" not in os.environ, reason="half a minute of two processes: make engines")
+    pytest.skip("deepspeed is not here: the extra `engines`, Linux only", allow_module_level=True)
 ROOT = Path(__file__).parents[3]
 STEPS = 4
 TRAINING = TrainingConfig(steps=STEPS, batch_size=8, validation_sequences=8)
@@ -48,7 +47,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
-@asked
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["1", "2", "3"])
 def test_two_processes_train_as_the_plain_recipe(trained: dict[str, Any], stage: str) -> None:
@@ -57,7 +55,6 @@ def test_two_processes_train_as_the_plain_recipe(trained: dict[str, Any], stage:
     assert trained[stage]["losses"] == pytest.approx(plain, rel=1e-5)
 
 
-@asked
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["1", "2", "3"])
 def test_every_tensor_in_the_engine_has_what_the_rules_say(trained: dict[str, Any], stage: str) -> None:
