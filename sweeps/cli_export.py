@@ -52,12 +52,16 @@ class Request:
 
 @dataclass(frozen=True)
 class Export:
-    """Files, and what a reader must know. differences: what the engine does otherwise than the run, and was accepted."""
+    """Files, and what a reader must know. differences: what the engine does otherwise than the run, and was accepted.
+
+    replaceable: files that a user is told to put their own in place of.
+    """
 
     files: Mapping[str, str]
     tensors: list[dict[str, Any]]
     caveats: list[str]
     differences: list[str]
+    replaceable: tuple[str, ...] = ()
 
 
 def register(app: typer.Typer) -> None:
@@ -94,7 +98,7 @@ def export_command(
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> int:
     """Write a run in the configuration of the engine that will train it: per-tensor LR, weight decay, eps and init."""
-    from scaling.records import write_atomic
+    from scaling.exports.folder import MANIFEST, Made, put
     from sweeps.cli_run import load_run
 
     _require_engine(engine)
@@ -103,13 +107,13 @@ def export_command(
     _refuse_unused(engine, request)
     run = load_run(path, overrides(settings or [], context.args))
     export = WRITERS[engine](run, request)
-    for name, text in export.files.items():
-        write_atomic(out / name, text)
+    kept = put(out, Made(engine, run.run_id, export.files, export.replaceable))
     document = {
         "engine": engine,
         "run_id": run.run_id,
         "out": str(out),
-        "files": sorted(export.files),
+        "files": sorted([*export.files, MANIFEST]),
+        "kept": kept,
         "needs": INSTALL[engine],
         "caveats": export.caveats,
         "differences": export.differences,
@@ -122,6 +126,7 @@ def export_command(
 def _text(document: Mapping[str, Any]) -> str:
     lines = [f"{document['engine']}: {', '.join(document['files'])} in {document['out']}"]
     lines.append(f"  needs: {document['needs']}")
+    lines += [f"  kept of yours: {name}, {how}" for name, how in document["kept"].items()]
     lines += [f"  note: {caveat}" for caveat in document["caveats"]]
     lines += [f"  DIFFERS: {difference}" for difference in document["differences"]]
     return "\n".join(lines)
@@ -206,7 +211,8 @@ def _pytorch(run: RunConfig, request: Request) -> Export:
 
     _checked(run, "pytorch", pytorch.OPTIMIZERS, [])
     plan = make_plan(run, request.form or "multipliers")
-    return Export(pytorch.training_files(plan), plan.to_dict()["tensors"], caveats(plan, clips_by_plain_norm=False), [])
+    notes = caveats(plan, clips_by_plain_norm=False)
+    return Export(pytorch.training_files(plan), plan.to_dict()["tensors"], notes, [], pytorch.REPLACEABLE)
 
 
 def _deepspeed(run: RunConfig, request: Request) -> Export:

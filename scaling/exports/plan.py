@@ -20,6 +20,7 @@ from scaling.schedule import warmup_steps
 
 Form = Literal["multipliers", "folded"]
 SCHEMA = 1
+PLAN = "plan.json"
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,12 @@ class ExportPlan:
         }
 
     def to_json(self) -> str:
-        return json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n"
+        return plan_text(self.to_dict())
+
+
+def plan_text(plan: dict[str, Any]) -> str:
+    """plan.json of a plan's dict."""
+    return json.dumps(plan, indent=1, allow_nan=False) + "\n"
 
 
 def schedule_dict(run: RunConfig) -> dict[str, Any]:

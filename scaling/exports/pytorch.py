@@ -15,8 +15,10 @@ from scaling.exports.plan import ExportPlan
 
 OPTIMIZERS = ("adamw", "adam", "sgd")
 PARAM_GROUPS = "param_groups.py"
-TRAINING = ("train_fsdp.py", "model.py", "data.py")
-"""The program, and what a user replaces in it."""
+REPLACEABLE = ("model.py", "data.py")
+"""What a user replaces by theirs."""
+TRAINING = ("train_fsdp.py", *REPLACEABLE)
+"""The program, and what it imports beside param_groups.py."""
 
 
 def recipe(name: str) -> str:

@@ -48,8 +48,8 @@ def call(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
 )
 def test_an_export_writes_its_files_and_says_so(call: Any, tmp_path: Path, engine: str, files: set[str]) -> None:
     code, document = call("--engine", engine)
-    assert (code, set(document["files"])) == (0, files)
-    assert {path.name for path in (tmp_path / "out").iterdir()} == files
+    assert (code, set(document["files"])) == (0, files | {"export.json"})
+    assert {path.name for path in (tmp_path / "out").iterdir()} == files | {"export.json"}
     assert read_plan(tmp_path / "out" / "plan.json")["tensors"] == document["tensors"]
 
 
@@ -57,7 +57,13 @@ def test_megatrons_folded_form_has_every_value_and_nothing_to_accept(call: Any) 
     qk_norm = ("--set", "model.qk_norm=true")
     code, document = call("--engine", "megatron", "--form", "folded", *qk_norm)
     assert (code, document["differences"]) == (0, [])
-    assert set(document["files"]) == {"megatron_arguments.sh", "megatron_recipe.py", "param_groups.py", "plan.json"}
+    assert set(document["files"]) == {
+        "export.json",
+        "megatron_arguments.sh",
+        "megatron_recipe.py",
+        "param_groups.py",
+        "plan.json",
+    }
     assert "--use-mup" not in Path(document["out"], "megatron_arguments.sh").read_text()
     code, document = call("--engine", "megatron", "--form", "folded", "--accept", "eps", *qk_norm)
     assert code == 2
