@@ -48,6 +48,7 @@ def main() -> None:
             "rank-kills",
             "shard-writes",
             "layout-optima",
+            "layout-bf16",
             "layout-speeds",
             "pruning",
             "products",
@@ -88,6 +89,8 @@ def main() -> None:
         shard_writes.report()
     if arguments.only in (None, "layout-optima"):
         layouts.report_optima()
+    if arguments.only in (None, "layout-bf16"):
+        layouts.report_bf16()
     if arguments.only in (None, "layout-speeds"):
         layouts.report_speeds()
     if arguments.only in (None, "search"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -18,16 +19,15 @@ from scaling.accounting import parameter_counts
 from scaling.config import OptimizerConfig, RunConfig, RuntimeConfig, TrainingConfig
 from scaling.data import prepare
 from scaling.model_config import ModelFamily
-from scaling.parallel import Layout, parse_layout
+from scaling.parallel import parse_layout
 from scaling.parallel_checkpoint import held
 from scaling.ranks import Team
 from scaling.records import read_metrics
 from scaling.train import Trainer, train_run
 from tests.conftest import tiny_run
 
-PIPELINE = ("pp=2",) if "pp" in Layout.model_fields else ()
-TWO = ("dp=2", "fsdp=2", "fsdp=2,zero=2", "fsdp=2,recompute=full", "tp=2", "tp=2,sp=on", *PIPELINE)
-FOUR = ("dp=2,fsdp=2", "fsdp=2,tp=2,sp=on", *(f"fsdp=2,{name}" for name in PIPELINE))
+TWO = ("dp=2", "fsdp=2", "fsdp=2,zero=2", "fsdp=2,recompute=full", "tp=2", "tp=2,sp=on", "pp=2")
+FOUR = ("dp=2,fsdp=2", "fsdp=2,tp=2,sp=on", "fsdp=2,pp=2")
 LOG2_LRS = tuple(float(value) for value in range(-10, -2))
 CELL = ModelFamily(
     depth=2, head_dim=8, context=16, vocab_size=32, norm_gain=True, qk_norm=True, activation="swiglu", queries_per_kv=2
@@ -52,16 +52,20 @@ def cell_run(log2_lr: float, layout: str | None, steps: int, micro: int = 2) -> 
 
 
 def losses(layout: str | None, log2_lrs: Sequence[float], steps: int, team: Team, micro: int = 2) -> dict[float, list[float]]:
-    """Of each learning rate: every step's loss and last the validation loss, nats per token; infinite where it diverged."""
+    """`losses_of` each learning rate."""
     found = {}
     for log2_lr in log2_lrs:
-        run = cell_run(log2_lr, layout, steps, micro)
-        corpus = prepare(run.data, context=run.model.context, vocab_size=run.model.vocab_size)
-        with tempfile.TemporaryDirectory() as name:
-            record = train_run(run, Path(name), corpus, team=team)
-            rows = [row["loss"] for row in read_metrics(Path(name) / "metrics.jsonl") if "loss" in row]
-        found[log2_lr] = [*rows, math.inf if record.loss is None else record.loss]
+        found[log2_lr] = losses_of(cell_run(log2_lr, layout, steps, micro), team)
     return found
+
+
+def losses_of(run: RunConfig, team: Team) -> list[float]:
+    """Every step's loss and last the validation loss, nats per token; infinite where the run diverged."""
+    corpus = prepare(run.data, context=run.model.context, vocab_size=run.model.vocab_size)
+    with tempfile.TemporaryDirectory() as name:
+        record = train_run(run, Path(name), corpus, team=team)
+        rows = [row["loss"] for row in read_metrics(Path(name) / "metrics.jsonl") if "loss" in row]
+    return [*rows, math.inf if record.loss is None else record.loss]
 
 
 def best_log2_lr(found: Mapping[float, Sequence[float]]) -> float:
@@ -98,6 +102,30 @@ def report_optima(steps: int = 120) -> None:
         print(
             f"| {name} | {best_log2_lr(found):.5f} | {min(values[-1] for values in found.values()):.6f} | {gaps[0]} | {gaps[1]} |"
         )
+
+
+def report_bf16(seeds: int = 8, steps: int = 8) -> None:
+    """Print how far losses under bf16 are from those of one process under bf16, beside what other roundings do to one process."""
+    found: dict[str, list[list[float]]] = {}
+    with Team() as team:
+        for seed in range(seeds):
+            for name, layout, micro, precision in (
+                ("one process", None, 2, "bf16"),
+                ("one process, fp32", None, 2, "fp32"),
+                ("one process, micro-batches of 4", None, 4, "bf16"),
+                *((layout, layout, 2, "bf16") for layout in TWO),
+            ):
+                run = cell_run(-6.0, layout, steps, micro)
+                training = run.training.model_copy(update={"precision": precision, "seed": seed, "data_seed": seed})
+                # Without gains, so that blocks are gathered in bf16.
+                model = run.model.model_copy(update={"norm_gain": False, "qk_norm": False})
+                found.setdefault(name, []).append(losses_of(run.model_copy(update={"training": training, "model": model}), team))
+    print(f"\nbf16, width 64 of base 32, no gains, {steps} steps, {seeds} seeds: largest difference of any loss, nats per token")
+    print("\n| compared with one process under bf16 | median seed | worst seed |\n|---|---|---|")
+    alone = found.pop("one process")
+    for name, curves in found.items():
+        gaps = [furthest({0.0: curve}, {0.0: other}) for curve, other in zip(curves, alone, strict=True)]
+        print(f"| {name} | {statistics.median(gaps):.1e} | {max(gaps):.1e} |")
 
 
 def large_run(layout: str | None, threads: int) -> RunConfig:

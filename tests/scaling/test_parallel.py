@@ -28,6 +28,7 @@ EVERY_KIND = PLAIN.model_copy(update={"norm_gain": True, "qk_norm": True, "activ
 STEPS = 8
 TOLERANCE = 1e-5
 """Nats per token, in fp32."""
+BF16 = 1e-3
 
 
 @pytest.fixture(scope="module")
@@ -118,15 +119,18 @@ def test_the_best_learning_rate_of_a_small_cell_is_that_of_one_process(pair: Tea
         assert best_log2_lr(found) == pytest.approx(best, abs=1e-4)
 
 
-def test_tied_embeddings_and_bf16_are_those_of_one_process(tmp_path: Path, pair: Team) -> None:
+def test_tied_embeddings_are_those_of_one_process(tmp_path: Path, pair: Team) -> None:
     tied = PLAIN.model_copy(update={"tied_embeddings": True})
     alone = trained(laid(None, tied), tmp_path / "tied-1")
     assert trained(laid("fsdp=2", tied), tmp_path / "tied-2", pair) == pytest.approx(alone, abs=TOLERANCE)
-    rough = trained(laid(None, PLAIN, "bf16"), tmp_path / "bf16-1")
-    # One unit of bf16's last place is 0.4 %; sums over sequences are rounded in another order.
-    assert trained(laid("fsdp=2", PLAIN, "bf16"), tmp_path / "bf16-2", pair)[: STEPS + 1] == pytest.approx(
-        rough[: STEPS + 1], abs=2e-3
-    )
+
+
+def test_bf16_under_fsdp_is_that_of_one_process_and_not_fp32(tmp_path: Path, pair: Team) -> None:
+    """To three times what was measured over eight seeds (docs/distributed.md); one process's fp32 is further away."""
+    rough = trained(laid(None, PLAIN, "bf16"), tmp_path / "one")[: STEPS + 1]
+    assert trained(laid("fsdp=2", PLAIN, "bf16"), tmp_path / "two", pair)[: STEPS + 1] == pytest.approx(rough, abs=BF16)
+    exact = trained(laid(None, PLAIN), tmp_path / "fp32")[: STEPS + 1]
+    assert max(abs(a - b) for a, b in zip(exact, rough, strict=True)) > BF16
 
 
 def test_a_cut_sharded_run_goes_on_bit_by_bit_and_under_any_other_layout(tmp_path: Path, pair: Team) -> None:

@@ -1,4 +1,4 @@
-"""Stages of a pipeline that several processes share, on four processes."""
+"""Four processes: stages of a pipeline that several processes share, and replicas of shards."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tests.scaling.test_parallel import TOLERANCE, laid, trained
 
 
 @pytest.mark.slow
-def test_stages_of_several_processes_have_the_losses_and_norms_of_one(tmp_path: Path) -> None:
+def test_stages_of_several_processes_and_replicas_of_shards_have_the_losses_and_norms_of_one(tmp_path: Path) -> None:
     """And what four processes wrote, one goes on from."""
     one = trained(laid(None), tmp_path / "one")
     with Team() as four:
-        for layout in ("pp=2,dp=2", "pp=2,tp=2,sp=on"):
+        for layout in ("pp=2,dp=2", "pp=2,tp=2,sp=on", "dp=2,fsdp=2"):
             assert trained(laid(layout), tmp_path / layout, four) == pytest.approx(one, abs=TOLERANCE)
         shards = trained(laid("pp=2,fsdp=2", every=4), tmp_path / "shards", four, copy_to=tmp_path / "cut")
     assert shards == pytest.approx(one, abs=TOLERANCE)
