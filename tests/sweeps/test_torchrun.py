@@ -16,6 +16,7 @@ import pytest
 from scaling.config import OptimizerConfig, RunConfig, RuntimeConfig, TrainingConfig
 from scaling.data import prepare
 from scaling.errors import ConfigError
+from scaling.parallel import Layout
 from scaling.ranks import RankDied, Team
 from scaling.records import Pruned, read_metrics, read_records
 from scaling.torchrun import follows, started_by_torchrun
@@ -165,13 +166,14 @@ def _children(parent: int) -> list[int]:
 @pytest.mark.slow
 def test_a_worker_that_torchrun_starts_twice_makes_each_run_once(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'board.db'}"
-    config = write_study(tmp_path, storage=url, widths=[16], parametrizations={"mup": {}})
+    sharded = {"processes": 2, "parallel": {"fsdp": 2}}
+    config = write_study(tmp_path, storage=url, widths=[16], parametrizations={"mup": {}}, runtime=sharded)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*torchrun, "-m", "sweeps.cli", "worker", str(config), "--out", str(tmp_path / "study")]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=200)
     assert result.returncode == 0, result.stderr
     assert result.stderr.count("made 3 runs") == 1
-    assert len(list(read_records(tmp_path / "study"))) == 3
+    assert [record.parallel for record in read_records(tmp_path / "study")] == [Layout(fsdp=2)] * 3
     board = Board(url, "small")
     assert board.counts().done == 3
     board.close()
