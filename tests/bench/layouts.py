@@ -28,7 +28,7 @@ from tests.conftest import tiny_run
 
 TWO = ("dp=2", "fsdp=2", "fsdp=2,zero=2", "fsdp=2,recompute=full", "tp=2", "tp=2,sp=on", "pp=2")
 FOUR = ("dp=2,fsdp=2", "fsdp=2,tp=2,sp=on", "fsdp=2,pp=2")
-LOG2_LRS = tuple(float(value) for value in range(-10, -2))
+LOG2_LRS = tuple(float(value) for value in range(-8, -2))
 CELL = ModelFamily(
     depth=2, head_dim=8, context=16, vocab_size=32, norm_gain=True, qk_norm=True, activation="swiglu", queries_per_kv=2
 )
@@ -81,7 +81,7 @@ def furthest(found: Mapping[float, Sequence[float]], other: Mapping[float, Seque
     return max(gaps)
 
 
-def report_optima(steps: int = 120) -> None:
+def report_optima(steps: int = 40) -> None:
     """Print the optimum of one cell under each layout, and how far any loss is from one process's."""
     with Team() as team:
         alone = losses(None, LOG2_LRS, steps, team)
