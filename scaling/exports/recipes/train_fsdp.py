@@ -5,7 +5,7 @@
 
 As exported it trains the study's transformer, on random tokens where no file is given; model.py and data.py say what yours has to have.
 Rank 0 prints one JSON line an update, and writes what every tensor's optimizer holds to OUT/groups.json. Started again it goes on from the
-last whole checkpoint in OUT, also on another number of processes.
+last whole checkpoint in OUT, also on another number of processes; checkpoints of another plan, model or seed are refused.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import argparse
 import json
 import os
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,10 @@ from torch.utils.checkpoint import checkpoint
 HERE = Path(__file__).parent
 SHARDABLE = ("adamw", "adam", "sgd")
 """Optimizers whose update of an entry needs that entry alone."""
+OF_RUN = "run.json"
+"""In each checkpoint: the plan, model and seed of its run."""
+SHOWN = 4
+"""Differences of two runs that a message has."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -42,26 +47,46 @@ def main(arguments: list[str] | None = None) -> None:
     plan = param_groups.read_plan(HERE / "plan.json")
     settings = json.loads((HERE / "run.json").read_text())
     micro = check(options, plan, settings)
+    run, steps = identity(options, plan, settings), plan["schedule"]["steps"]
+    first, last = resume_at(options.out, run), min(steps, options.until or steps)
+    if first >= last:
+        say(f"{options.out}/step-{first} has the {last} updates that were asked for, of {steps}: nothing to train")
+        return
     model, optimizer = build(options, plan, device)
-    train(model, optimizer, plan, options, micro, device)
+    train(model, optimizer, plan, options, micro, device, range(first, last), run)
+
+
+def say(text: str) -> None:
+    """A message from rank 0; stdout has the updates alone."""
+    if dist.get_rank() == 0:
+        print(text, file=sys.stderr, flush=True)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """The options; those of the run's own settings are None where run.json decides."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--dp", type=int, default=1, help="replicas of the sharded model (HSDP)")
-    parser.add_argument("--fsdp", type=int, help="processes that parameters are sharded over; default: all that are left")
-    parser.add_argument("--tp", type=int, default=1, help="processes that share each attention and each MLP")
+    parser.add_argument("--dp", type=positive, default=1, help="replicas of the sharded model (HSDP)")
+    parser.add_argument("--fsdp", type=positive, help="processes that parameters are sharded over; default: all that are left")
+    parser.add_argument("--tp", type=positive, default=1, help="processes that share each attention and each MLP")
     parser.add_argument("--recompute", action="store_true", help="activation checkpointing, a block at a time")
-    parser.add_argument("--micro-batch", type=int, help="sequences of a process and forward pass")
+    parser.add_argument("--micro-batch", type=positive, help="sequences of a process and forward pass")
     parser.add_argument("--precision", choices=("fp32", "bf16"))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--tokens", type=Path, help="what data.py reads")
     parser.add_argument("--seed", type=int, help="of the initial values")
     parser.add_argument("--out", type=Path, default=HERE / "out")
-    parser.add_argument("--every", type=int, help="updates between two checkpoints; the last update's is always kept with it")
-    parser.add_argument("--until", type=int, help="stop before this update")
+    parser.add_argument(
+        "--every", type=positive, help="updates between two checkpoints; the last update's is always kept with it"
+    )
+    parser.add_argument("--until", type=positive, help="stop before this update")
     return parser.parse_args(arguments)
+
+
+def positive(text: str) -> int:
+    """A whole number above 0."""
+    if not (text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text} is no whole number above 0")
+    return int(text)
 
 
 def join(kind: str) -> torch.device:
@@ -147,12 +172,13 @@ def train(
     options: argparse.Namespace,
     micro: int,
     device: torch.device,
+    steps: range,
+    run: dict[str, Any],
 ) -> None:
-    """Update after update, from the last checkpoint or from the first."""
-    first = load(options.out, model, optimizer)
-    last = min(plan["schedule"]["steps"], options.until or plan["schedule"]["steps"])
+    """Update after update, from the checkpoint before the first of `steps`."""
+    load(options.out, steps.start, model, optimizer)
     batch = partial(read_batch, plan, options, settings_of(HERE)["vocabulary"])
-    for step in range(first, last):
+    for step in steps:
         value = gradient(model, batch(step).to(device), micro, options.precision)
         norm = param_groups.clip_gradients(model, plan)
         factor = param_groups.lr_factor(plan, step)
@@ -161,8 +187,8 @@ def train(
         optimizer.step()
         if dist.get_rank() == 0:
             print(json.dumps({"step": step, "loss": value, "grad_norm": float(norm), "lr_factor": factor}), flush=True)
-        if options.every and ((step + 1) % options.every == 0 or step + 1 == last):
-            save(options.out, step + 1, model, optimizer)
+        if options.every and ((step + 1) % options.every == 0 or step + 1 == steps.stop):
+            save(options.out, step + 1, run, model, optimizer)
 
 
 def settings_of(folder: Path) -> dict[str, Any]:
@@ -206,22 +232,61 @@ def held_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str
     return tensors
 
 
-def save(out: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Write OUT/step-NUMBER, every process its part; torch writes .metadata last."""
-    state_dict_saver.save(held_tensors(model, optimizer), checkpoint_id=out / f"step-{step}")
+def identity(options: argparse.Namespace, plan: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """What makes a run this one: everything but how it is spread over processes, its precision and where its tokens lie."""
+    rows = {row["pattern"]: row for row in plan["tensors"]}
+    return plan | {"tensors": rows, "made_by": None, "model": settings["model"], "seed": options.seed}
 
 
-def load(out: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Take up the last whole checkpoint; return the number of the next update."""
-    found = [int(match[1]) for path in out.glob("step-*/.metadata") if (match := re.fullmatch(r"step-(\d+)", path.parent.name))]
+def differing(before: Any, now: Any, where: str = "") -> Iterator[str]:
+    """The values that differ, by key."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in sorted(before.keys() | now.keys()):
+            yield from differing(before.get(key), now.get(key), f"{where}/{key}" if where else key)
+    elif isinstance(before, dict) or isinstance(now, dict):
+        yield f"{where} is {'gone' if now is None else 'new'}"
+    elif before != now:
+        yield f"{where} was {before}, is {now}"
+
+
+def save(out: Path, step: int, run: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Write OUT/step-NUMBER, every process its part, and whose it is; torch writes .metadata last."""
+    folder = out / f"step-{step}"
+    if dist.get_rank() == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / OF_RUN).write_text(json.dumps(run, indent=1) + "\n")
+    state_dict_saver.save(held_tensors(model, optimizer), checkpoint_id=folder)
+
+
+def resume_at(out: Path, run: dict[str, Any]) -> int:
+    """Number of the update after OUT's last whole checkpoint, 0 without one. Ends the program where that is another run's."""
     # One process looks, so that all see the same.
-    latest = [max(found, default=0)]
-    dist.broadcast_object_list(latest, src=0)
-    if not latest[0]:
-        return 0
-    make_state(optimizer)
-    state_dict_loader.load(held_tensors(model, optimizer), checkpoint_id=out / f"step-{latest[0]}")
-    return latest[0]
+    found = [last_of(out, run) if dist.get_rank() == 0 else (0, "")]
+    dist.broadcast_object_list(found, src=0)
+    step, wrong = found[0]
+    if wrong:
+        raise SystemExit(wrong if dist.get_rank() == 0 else 2)
+    return step
+
+
+def last_of(out: Path, run: dict[str, Any]) -> tuple[int, str]:
+    """The last whole checkpoint's number of updates, and why this run cannot go on from it."""
+    steps = [int(match[1]) for path in out.glob("step-*/.metadata") if (match := re.fullmatch(r"step-(\d+)", path.parent.name))]
+    if not steps:
+        return 0, ""
+    folder, cure = out / f"step-{max(steps)}", "give another --out, or move those checkpoints away"
+    if not (folder / OF_RUN).exists():
+        return max(steps), f"{folder} has no {OF_RUN}, which says which run it is of: {cure}"
+    wrong = list(differing(json.loads((folder / OF_RUN).read_text()), run))
+    more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
+    return max(steps), f"{folder} is of another run: {'; '.join(wrong[:SHOWN])}{more}. To train this one {cure}" if wrong else ""
+
+
+def load(out: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Take up the checkpoint after `step` updates; none after 0."""
+    if step:
+        make_state(optimizer)
+        state_dict_loader.load(held_tensors(model, optimizer), checkpoint_id=out / f"step-{step}")
 
 
 def make_state(optimizer: torch.optim.Optimizer) -> None:

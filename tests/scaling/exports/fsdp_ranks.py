@@ -2,7 +2,8 @@
 
     fsdp_ranks.py FOLDER OPTIONS.json
 
-Rank 0's lines of the list number N go to FOLDER/lines-N.jsonl.
+A list is [folder of plan.json and run.json, option, ...]. Rank 0's lines of the list number N go to FOLDER/lines-N.jsonl, what it says
+on stderr or ends with to FOLDER/said-N.txt.
 """
 
 from __future__ import annotations
@@ -18,10 +19,15 @@ from pathlib import Path
 def main(folder: Path, runs: list[list[str]]) -> None:
     sys.path.insert(0, str(folder))
     program = importlib.import_module("train_fsdp")
-    for number, options in enumerate(runs):
-        name = f"lines-{number}.jsonl" if os.environ["RANK"] == "0" else f"rank-1-{number}.jsonl"
-        with (folder / name).open("w") as file, contextlib.redirect_stdout(file):
-            program.main(options)
+    rank = "" if os.environ["RANK"] == "0" else "rank-1-"
+    for number, (exported, *options) in enumerate(runs):
+        program.HERE = Path(exported)
+        lines, said = folder / f"{rank}lines-{number}.jsonl", folder / f"{rank}said-{number}.txt"
+        with lines.open("w") as out, said.open("w") as err, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                program.main(options)
+            except SystemExit as end:
+                print(end.code, file=err)
     program.dist.destroy_process_group()
 
 

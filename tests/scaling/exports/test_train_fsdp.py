@@ -82,15 +82,21 @@ def read(lines: str) -> list[tuple[int, float, float]]:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two processes that train by the program under FSDP2, and under tensor parallel and from there on under FSDP2."""
+    """Two processes that train by the program under FSDP2, under tensor parallel and from there on under FSDP2, and start that again."""
     folder = tmp_path_factory.mktemp("fsdp")
     tokens = export(the_run(), "multipliers", folder)
+    other = tmp_path_factory.mktemp("other")
+    run = the_run()
+    export(run.model_copy(update={"optimizer": run.optimizer.model_copy(update={"lr": 2.0**-5})}), "multipliers", other)
     runs = [
-        ["--fsdp", "2", "--recompute", "--out", str(folder / "fsdp")],
-        ["--tp", "2", "--every", "3", "--until", "4", "--out", str(folder / "tp")],
-        ["--out", str(folder / "tp")],
+        [folder, "--fsdp", "2", "--recompute", "--out", folder / "fsdp"],
+        [folder, "--tp", "2", "--every", "3", "--until", "4", "--out", folder / "tp"],
+        [other, "--out", folder / "tp"],
+        [folder, "--seed", "9", "--out", folder / "tp"],
+        [folder, "--every", "8", "--out", folder / "tp"],
+        [folder, "--out", folder / "tp"],
     ]
-    (folder / "options.json").write_text(json.dumps([[*options, "--tokens", str(tokens)] for options in runs]))
+    (folder / "options.json").write_text(json.dumps([[*map(str, options), "--tokens", str(tokens)] for options in runs]))
     launch(2, Path(__file__).with_name("fsdp_ranks.py"), folder, folder / "options.json")
     return folder
 
@@ -131,10 +137,28 @@ def test_every_tensors_settings_are_the_rules(two: Path, layout: str) -> None:
 
 @pytest.mark.slow
 def test_a_run_cut_under_tensor_parallel_goes_on_under_fsdp(two: Path, one: list[tuple[float, float]]) -> None:
-    assert {path.name for path in (two / "tp").glob("step-*")} == {"step-3", "step-4"}
-    resumed = read((two / "lines-2.jsonl").read_text())
+    assert {path.name for path in (two / "tp").glob("step-*")} == {"step-3", "step-4", "step-8"}
+    resumed = read((two / "lines-4.jsonl").read_text())
     assert len(resumed) == STEPS - 4
     same(resumed, one, first=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "what"), [(2, r"attention\.key\.weight/lr was 0.0078125, is 0.015625"), (3, "seed was 3, is 9")]
+)
+def test_the_checkpoint_of_another_run_is_refused_with_what_differs(two: Path, number: int, what: str) -> None:
+    said = (two / f"said-{number}.txt").read_text()
+    assert (two / f"lines-{number}.jsonl").read_text() == ""
+    assert "tp/step-4 is of another run: " in said
+    assert what in said
+
+
+@pytest.mark.slow
+def test_a_finished_run_says_so_when_it_is_started_again(two: Path) -> None:
+    assert (two / "lines-5.jsonl").read_text() == ""
+    assert "step-8 has the 8 updates that were asked for, of 8: nothing to train" in (two / "said-5.txt").read_text()
+    assert (two / "rank-1-said-5.txt").read_text() == ""
 
 
 @asked
