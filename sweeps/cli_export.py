@@ -76,7 +76,8 @@ def export_command(
     form: Annotated[
         str | None,
         typer.Option(
-            help="multipliers (default; your model, or megatron's --use-mup, applies them) or folded; pytorch, deepspeed, megatron.",
+            help="multipliers (your model, megatron's --use-mup or hf's Granite applies them) or folded; pytorch, deepspeed, megatron, hf."
+            " Default: multipliers; hf folded.",
             show_default=False,
         ),
     ] = None,
@@ -157,7 +158,7 @@ def _form(text: str | None) -> Form | None:
 def _refuse_unused(engine: str, request: Request) -> None:
     """Options that the engine's export would ignore are errors."""
     used = {
-        "form": ("pytorch", "deepspeed", "megatron"),
+        "form": ("pytorch", "deepspeed", "hf", "megatron"),
         "zero": ("deepspeed",),
         "settings": ("deepspeed", "hf"),
         "accept": ("megatron",),
@@ -230,10 +231,16 @@ def _hf(run: RunConfig, request: Request) -> Export:
     from scaling.exports import huggingface
     from scaling.exports.plan import caveats
 
-    _checked(run, "hf", huggingface.OPTIMIZERS, huggingface.faults(run))
-    files = huggingface.export_files(run, _batch(run, request), request.settings, request.where)
-    plan = huggingface.plan_of(run)
-    return Export(files, plan.to_dict()["tensors"], caveats(plan, clips_by_plain_norm=True), [])
+    form = request.form or "folded"
+    _checked(run, "hf", huggingface.OPTIMIZERS, huggingface.faults(run, form))
+    files = huggingface.export_files(run, _batch(run, request), request.settings, request.where, form)
+    plan = huggingface.plan_of(run, form)
+    notes = (
+        caveats(plan, clips_by_plain_norm=True)
+        if form == "folded"
+        else ["the model is Granite's: config.json has the multipliers"]
+    )
+    return Export(files, plan.to_dict()["tensors"], notes, [])
 
 
 def _torchtitan(run: RunConfig, request: Request) -> Export:

@@ -1,7 +1,7 @@
 """Hugging Face Trainer (transformers 5.24): model config, training arguments, plan.json, and the file that builds the optimizer.
 
-Llama (Qwen 3 with QK-norm) has no forward multipliers, so that the form is the folded one. The Trainer clips by the plain norm.
-Torch-free.
+Llama (Qwen 3 with QK-norm) has no forward multipliers: the form is the folded one. Granite is Llama with four of them: embedding, logits,
+attention and one for both residual branches; the form with multipliers is written for it. The Trainer clips by the plain norm. Torch-free.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from scaling.config import RunConfig
 from scaling.errors import Fault, raise_all
 from scaling.exports.batch import Batch
 from scaling.exports.llama import huggingface_name, llama_faults
-from scaling.exports.plan import ExportPlan, make_plan
+from scaling.exports.plan import ExportPlan, Form, make_plan
 from scaling.exports.pytorch import export_files as pytorch_files
 from scaling.exports.pytorch import recipe
+from scaling.parametrization import forward_rules, tensor_rules
 
 OPTIMIZERS = ("adamw", "adam")
 NORM_EPS = 1e-6
@@ -33,23 +34,54 @@ FSDP_KEYS = (
 """Keys of fsdp_config that the Trainer reads under FSDP2; it takes any other without a word."""
 
 
-def faults(run: RunConfig) -> list[Fault]:
-    """What the Trainer's Llama cannot express of `run`."""
-    return llama_faults(run, "transformers", qk_norm=True)
+def faults(run: RunConfig, form: Form = "folded") -> list[Fault]:
+    """What transformers' Llama (in the folded form) or Granite (with multipliers) cannot express of `run`."""
+    if form == "folded":
+        return llama_faults(run, "transformers' Llama", qk_norm=True)
+    return llama_faults(run, "Granite", qk_norm=False) + _multiplier_faults(run)
 
 
-def plan_of(run: RunConfig) -> ExportPlan:
-    """The folded plan under transformers' names."""
-    return make_plan(run, "folded", huggingface_name)
+def _multiplier_faults(run: RunConfig) -> list[Fault]:
+    """Multipliers of the run for which Granite has no key."""
+    forward = forward_rules(run)
+    missing = []
+    if any(rule.multiplier != 1.0 for rule in tensor_rules(run) if rule.role == "hidden"):
+        missing.append("a factor on each hidden matrix")
+    if forward.attention_branch != forward.mlp_branch:
+        missing.append(f"a factor on attention ({forward.attention_branch:g}) beside the one on MLPs ({forward.mlp_branch:g})")
+    if forward.attention_output != 1.0:
+        missing.append("a factor before attention's output projection")
+    if forward.mlp_inner != 1.0:
+        missing.append("a factor before an MLP's output projection")
+    what = f"Granite has no key for {', or '.join(missing)}"
+    return [Fault("parametrization", what, "--form folded, or another parametrization")] if missing else []
 
 
-def model_config(run: RunConfig) -> dict[str, Any]:
+def plan_of(run: RunConfig, form: Form = "folded") -> ExportPlan:
+    """The plan under transformers' names, which are Granite's too."""
+    return make_plan(run, form, huggingface_name)
+
+
+def multipliers(run: RunConfig) -> dict[str, float]:
+    """Granite's keys: it multiplies embeddings, branches and query . key, and divides logits."""
+    forward = forward_rules(run)
+    return {
+        "embedding_multiplier": forward.embedding,
+        "logits_scaling": 1 / forward.readout,
+        "residual_multiplier": forward.mlp_branch,
+        "attention_multiplier": forward.attention_scale,
+    }
+
+
+def model_config(run: RunConfig, form: Form = "folded") -> dict[str, Any]:
     """config.json of the model."""
     model = run.model
-    kind = "qwen3" if model.qk_norm else "llama"
+    kind, architecture = ("qwen3", "Qwen3ForCausalLM") if model.qk_norm else ("llama", "LlamaForCausalLM")
+    if form == "multipliers":
+        kind, architecture = "granite", "GraniteForCausalLM"
     return {
         "model_type": kind,
-        "architectures": ["Qwen3ForCausalLM" if model.qk_norm else "LlamaForCausalLM"],
+        "architectures": [architecture],
         "vocab_size": model.vocabulary,
         "hidden_size": model.width,
         "intermediate_size": model.mlp_width,
@@ -64,6 +96,7 @@ def model_config(run: RunConfig) -> dict[str, Any]:
         "tie_word_embeddings": model.tied_embeddings,
         "attention_bias": False,
         "attention_dropout": 0.0,
+        **(multipliers(run) if form == "multipliers" else {}),
     }
 
 
@@ -97,11 +130,11 @@ def training_arguments(run: RunConfig, batch: Batch, settings: Mapping[str, Any]
     }
 
 
-def export_files(run: RunConfig, batch: Batch, settings: Mapping[str, Any], where: str) -> dict[str, str]:
+def export_files(run: RunConfig, batch: Batch, settings: Mapping[str, Any], where: str, form: Form = "folded") -> dict[str, str]:
     """File name -> content."""
     arguments = training_arguments(run, batch, settings, where)
-    return pytorch_files(plan_of(run)) | {
-        "config.json": json.dumps(model_config(run), indent=1) + "\n",
+    return pytorch_files(plan_of(run, form)) | {
+        "config.json": json.dumps(model_config(run, form), indent=1) + "\n",
         "training_arguments.json": json.dumps(arguments, indent=1) + "\n",
         "trainer.py": recipe("huggingface_trainer.py"),
     }

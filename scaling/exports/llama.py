@@ -78,15 +78,15 @@ def _in_block(name: str, layers: str, names: dict[str, str]) -> str:
     return f"{layers}.{layer}.{names['.'.join(middle)]}.{last}"
 
 
-def llama_faults(run: RunConfig, engine: str, *, qk_norm: bool) -> list[Fault]:
-    """Why `engine`'s Llama is not this run's model. qk_norm: whether it has one with QK-norm."""
+def llama_faults(run: RunConfig, theirs: str, *, qk_norm: bool) -> list[Fault]:
+    """Why `theirs`, a model of an engine by name, is not this run's. qk_norm: whether there is one with QK-norm."""
     model, faults = run.model, []
     if model.activation != "swiglu":
-        what = f"{engine}'s Llama has SwiGLU, three matrices an MLP; this model has {model.activation}"
+        what = f"{theirs} has SwiGLU, three matrices an MLP; this model has {model.activation}"
         faults.append(Fault("model.activation", what, "--set model.activation=swiglu, and study that model"))
     if not model.norm_gain:
-        what = f"{engine}'s norms have trained gains, and this model has none"
+        what = f"norms of {theirs} have trained gains, and this model has none"
         faults.append(Fault("model.norm_gain", what, "--set model.norm_gain=true, and study that model"))
     if model.qk_norm and not qk_norm:
-        faults.append(Fault("model.qk_norm", f"{engine}'s Llama has no QK-norm", "--engine hf writes Qwen 3, which has"))
+        faults.append(Fault("model.qk_norm", f"{theirs} has no QK-norm", "--engine hf --form folded writes Qwen 3, which has"))
     return faults

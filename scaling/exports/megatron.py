@@ -102,7 +102,7 @@ def faults(run: RunConfig, accept: Sequence[str]) -> list[Fault]:
 
 def shared_faults(run: RunConfig) -> list[Fault]:
     """What neither form can express."""
-    found = llama_faults(run, "Megatron", qk_norm=True)
+    found = llama_faults(run, "Megatron's Llama", qk_norm=True)
     if run.model.tied_embeddings:
         what = "is not written: embedding and readout have two multipliers"
         found.append(Fault("model.tied_embeddings", what, "set it to false"))

@@ -27,7 +27,7 @@ NOTES = (
 
 def faults(run: RunConfig) -> list[Fault]:
     """What OLMo-core's transformer and train module cannot express of `run`."""
-    found = llama_faults(run, "OLMo-core", qk_norm=True)
+    found = llama_faults(run, "OLMo-core's Llama", qk_norm=True)
     if run.training.precision == "fp16":
         found.append(Fault("training.precision", "OLMo-core does not scale losses for fp16", "use bf16"))
     if run.model.rope_base != int(run.model.rope_base):

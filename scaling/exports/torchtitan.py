@@ -17,7 +17,7 @@ OPTIMIZERS = ("adamw", "adam")
 
 def faults(run: RunConfig) -> list[Fault]:
     """What torchtitan's Llama 3 cannot express of `run`."""
-    found = llama_faults(run, "torchtitan", qk_norm=False)
+    found = llama_faults(run, "torchtitan's Llama", qk_norm=False)
     if run.model.tied_embeddings:
         found.append(Fault("model.tied_embeddings", "is not written for torchtitan", "set it to false"))
     if run.schedule.kind == "constant":

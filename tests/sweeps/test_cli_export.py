@@ -77,6 +77,13 @@ def test_the_folded_form_says_what_clipping_does(call: Any) -> None:
     assert not any("another clipping" in note for note in document["caveats"])
 
 
+def test_granite_has_the_multipliers_of_the_form_with_multipliers(call: Any, tmp_path: Path) -> None:
+    code, document = call("--engine", "hf", "--form", "multipliers")
+    assert (code, document["caveats"]) == (0, ["the model is Granite's: config.json has the multipliers"])
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["model_type"], config["logits_scaling"]) == ("granite", 2.0)
+
+
 def test_megatron_is_refused_what_it_cannot_express_and_exits_1_where_that_is_accepted(call: Any, tmp_path: Path) -> None:
     code, document = call("--engine", "megatron")
     assert code == 2
@@ -92,7 +99,8 @@ def test_megatron_is_refused_what_it_cannot_express_and_exits_1_where_that_is_ac
     [
         (["--engine", "megatorn"], "--engine megatorn", "unknown"),
         (["--engine", "nanotron"], "--engine nanotron", "spectral"),
-        (["--engine", "hf", "--form", "folded"], "--form", "is for pytorch, deepspeed"),
+        (["--engine", "torchtitan", "--form", "folded"], "--form", "is for pytorch, deepspeed"),
+        (["--engine", "hf", "--form", "multipliers", "--set", "model.qk_norm=true"], "model.qk_norm", "Granite has no QK-norm"),
         (["--engine", "deepspeed", "--devices", "3"], "--devices 3", "does not divide"),
         (["--engine", "pytorch", "--set", "optimizer.kind=lion"], "optimizer.kind", "lion is not written"),
         (["--engine", "pytorch", "--form", "fold"], "--form fold", "is no form"),
