@@ -210,7 +210,7 @@ def _pytorch(run: RunConfig, request: Request) -> Export:
     from scaling.exports import pytorch
     from scaling.exports.plan import caveats, make_plan
 
-    _checked(run, "pytorch", pytorch.OPTIMIZERS, [])
+    _checked(run, "pytorch", pytorch.OPTIMIZERS, pytorch.faults(run))
     plan = make_plan(run, request.form or "multipliers")
     notes = caveats(plan, clips_by_plain_norm=False)
     return Export(pytorch.training_files(plan), plan.to_dict()["tensors"], notes, [], pytorch.REPLACEABLE)

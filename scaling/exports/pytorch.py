@@ -11,6 +11,7 @@ from importlib.resources import files
 from typing import Any
 
 from scaling.config import RunConfig
+from scaling.errors import Fault
 from scaling.exports.plan import ExportPlan
 
 OPTIMIZERS = ("adamw", "adam", "sgd")
@@ -19,6 +20,14 @@ REPLACEABLE = ("model.py", "data.py")
 """What a user replaces by theirs."""
 TRAINING = ("train_fsdp.py", *REPLACEABLE)
 """The program, and what it imports beside param_groups.py."""
+
+
+def faults(run: RunConfig) -> list[Fault]:
+    """What train_fsdp.py would refuse of `run`."""
+    if run.training.precision != "fp16":
+        return []
+    cure = "--set training.precision=bf16, or --engine deepspeed, which scales losses and is given the same plan.json"
+    return [Fault("training.precision", "train_fsdp.py does not scale losses, as fp16 needs", cure)]
 
 
 def recipe(name: str) -> str:

@@ -103,6 +103,7 @@ def test_megatron_is_refused_what_it_cannot_express_and_exits_1_where_that_is_ac
         (["--engine", "hf", "--form", "multipliers", "--set", "model.qk_norm=true"], "model.qk_norm", "Granite has no QK-norm"),
         (["--engine", "deepspeed", "--devices", "3"], "--devices 3", "does not divide"),
         (["--engine", "pytorch", "--set", "optimizer.kind=lion"], "optimizer.kind", "lion is not written"),
+        (["--engine", "pytorch", "--set", "training.precision=fp16"], "training.precision", "does not scale losses"),
         (["--engine", "pytorch", "--form", "fold"], "--form fold", "is no form"),
         (["--engine", "hf", "--merge", "absent.json"], "--merge absent.json", "cannot be read"),
     ],
