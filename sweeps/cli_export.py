@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 ENGINES = ("pytorch", "deepspeed", "hf", "torchtitan", "megatron", "olmo-core")
 INSTALL = {
-    "pytorch": "pip install torch",
+    "pytorch": 'pip install "torch>=2.6"',
     "deepspeed": "DS_BUILD_OPS=0 pip install deepspeed==0.19.8",
     "hf": "pip install transformers==5.24.0 accelerate==1.15.0",
     "torchtitan": "pip install torchtitan==0.3.0 triton",

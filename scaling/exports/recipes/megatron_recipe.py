@@ -18,13 +18,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import megatron.core
+import param_groups
 import torch
-from megatron.core.optimizer import ParamKey
-from megatron.core.optimizer.optimizer_config import ParamWithNamePredicate
-from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from param_groups import PlanError, lr_factor, read_plan
 from torch import nn
+
+try:
+    import megatron.core
+    from megatron.core.optimizer import ParamKey
+    from megatron.core.optimizer.optimizer_config import ParamWithNamePredicate
+    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+except ImportError as error:
+    raise param_groups.not_installed(error, "megatron", "pip install megatron-core==0.19.2") from None
 
 HERE = Path(__file__).parent
 WRITTEN_FOR = "0.19."

@@ -20,9 +20,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+try:
+    import torch
+    import torch.distributed as dist
+    from torch import Tensor, nn
+except ModuleNotFoundError as missing:
+    if missing.name != "torch":
+        raise
+    raise SystemExit('torch is not installed here, and this file needs it. Install it: pip install "torch>=2.6"') from None
 
 KEYS = {"schema", "made_by", "run_id", "form", "optimizer", "schedule", "batch", "forward", "tensors"}
 ROW_KEYS = {
@@ -35,11 +40,15 @@ class PlanError(ValueError):
     """The plan is not one that this file reads, or does not fit the model."""
 
 
-def not_installed(error: ModuleNotFoundError, module: str, command: str) -> SystemExit:
-    """What ends a program whose engine is missing: the command that installs it. Raises `error` where another module is missing."""
-    if error.name != module:
+def not_installed(error: ImportError, module: str, command: str) -> SystemExit:
+    """What ends a program whose engine is missing or another version: the command that installs it. Raises `error` of another module."""
+    if (error.name or "").partition(".")[0] != module:
         raise error
-    return SystemExit(f"{module} is not installed here, and this file needs it. Install it: {command}")
+    if error.name == module and isinstance(error, ModuleNotFoundError):
+        return SystemExit(f"{module} is not installed here, and this file needs it. Install it: {command}")
+    return SystemExit(
+        f"the {module} that is installed is another version than this file needs ({error}). Install that: {command}"
+    )
 
 
 def read_plan(path: str | Path) -> dict[str, Any]:

@@ -14,14 +14,19 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import param_groups
 from param_groups import PlanError, read_plan
 from torch import nn
-from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer, ParamGroupConfig
-from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm
-from torchtitan.models.common.config_utils import get_attention_config, make_ffn_config, make_gqa_config
-from torchtitan.models.llama3 import Llama3Model, model_registry
-from torchtitan.models.llama3.config_registry import llama3_debugmodel
-from torchtitan.models.llama3.model import Llama3TransformerBlock
+
+try:
+    from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer, ParamGroupConfig
+    from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm
+    from torchtitan.models.common.config_utils import get_attention_config, make_ffn_config, make_gqa_config
+    from torchtitan.models.llama3 import Llama3Model, model_registry
+    from torchtitan.models.llama3.config_registry import llama3_debugmodel
+    from torchtitan.models.llama3.model import Llama3TransformerBlock
+except ImportError as error:
+    raise param_groups.not_installed(error, "torchtitan", "pip install torchtitan==0.3.0 triton") from None
 
 HERE = Path(__file__).parent
 WRITTEN_FOR = "0.3.0"

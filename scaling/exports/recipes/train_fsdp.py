@@ -20,9 +20,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import param_groups  # before all that imports torch: where there is none it says how to install it
+
+# isort: split
 import data
 import model as own
-import param_groups
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
