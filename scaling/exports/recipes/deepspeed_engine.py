@@ -12,9 +12,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import deepspeed
 import param_groups
 from torch import nn
+
+try:
+    import deepspeed
+except ImportError as error:
+    raise param_groups.not_installed(error, "deepspeed", "DS_BUILD_OPS=0 pip install deepspeed==0.19.8") from None
 
 HERE = Path(__file__).parent
 

@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import param_groups
-from transformers import AutoConfig, AutoModelForCausalLM, HfArgumentParser, Trainer, TrainingArguments
+
+INSTALL = "pip install transformers==5.24.0 accelerate==1.15.0"
+try:
+    from transformers import AutoConfig, AutoModelForCausalLM, HfArgumentParser, Trainer, TrainingArguments
+except ImportError as error:
+    raise param_groups.not_installed(error, "transformers", INSTALL) from None
+try:
+    import accelerate  # noqa: F401 (TrainingArguments ask for it when they are made)
+except ImportError as error:
+    raise param_groups.not_installed(error, "accelerate", INSTALL) from None
 
 HERE = Path(__file__).parent
 

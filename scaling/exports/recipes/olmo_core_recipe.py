@@ -32,7 +32,7 @@ try:
     from olmo_core.optim import AdamConfig, AdamWConfig, OptimConfig, OptimGroupOverride, Scheduler
     from olmo_core.train import Duration
     from olmo_core.train.train_module import TransformerTrainModuleConfig
-except ModuleNotFoundError as error:
+except ImportError as error:
     raise param_groups.not_installed(error, "olmo_core", "pip install ai2-olmo-core==3.0.0") from None
 
 HERE = Path(__file__).parent

@@ -50,6 +50,8 @@ def import_recipe(folder: Path, file: str, package: str, monkeypatch: pytest.Mon
         ("torchtitan", "torchtitan_recipe.py", "torchtitan"),
         ("megatron", "megatron_recipe.py", "megatron"),
         ("olmo-core", "olmo_core_recipe.py", "olmo_core"),
+        ("deepspeed", "deepspeed_engine.py", "deepspeed"),
+        ("hf", "huggingface_trainer.py", "transformers"),
     ],
 )
 def test_a_missing_engine_is_said_with_the_command_that_installs_it(
