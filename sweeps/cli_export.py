@@ -287,7 +287,6 @@ def _megatron_folded(run: RunConfig, request: Request) -> Export:
     _checked(run, "megatron", megatron.OPTIMIZERS, megatron_folded.faults(run))
     plan = megatron_folded.plan_of(run)
     notes = [*caveats(plan, clips_by_plain_norm=True), "written for megatron-core 0.19"]
-    notes += [late] if (late := megatron.warmup_note(run)) else []
     return Export(megatron_folded.export_files(run, _batch(run, request)), plan.to_dict()["tensors"], notes, [])
 
 

@@ -12,6 +12,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+from pydantic import ValidationError
 
 from scaling.config import RunConfig
 from scaling.errors import Fault
@@ -93,7 +97,7 @@ def faults(run: RunConfig, accept: Sequence[str]) -> list[Fault]:
     found += [Fault(f"--accept {name}", "cannot be accepted", f"one of {', '.join(ACCEPTABLE)}") for name in unknown]
     if not found:
         found += [
-            Fault(name, lines[0] + (f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""), _cure(name))
+            Fault(name, lines[0] + (f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""), _cure(run, name))
             for name, lines in differences(run).items()
             if name not in accept
         ]
@@ -108,16 +112,55 @@ def shared_faults(run: RunConfig) -> list[Fault]:
         found.append(Fault("model.tied_embeddings", what, "set it to false"))
     if run.schedule.kind == "wsd" and run.schedule.decay_fraction == 0.0:
         found.append(Fault("schedule.decay_fraction", "is 0, which Megatron's WSD does not take", "use schedule.kind constant"))
+    if run.model.rope_base != int(run.model.rope_base):
+        near = max(1, round(run.model.rope_base))
+        found.append(Fault("model.rope_base", "Megatron's --rotary-base is a whole number", f"--set model.rope_base={near}"))
     return found
 
 
-def _cure(name: str) -> str:
-    cures = {
-        "weight_decay": "--form folded, --set optimizer.weight_decay_rule=unscaled (lr * decay falls with width), --accept weight_decay",
-        "eps": "--accept eps (it acts where gradients are near eps), or --form folded",
-        "init_std": "--form folded, parametrization.init.block_output=depth_scaled with readout_std = embedding_std, --accept init_std",
+def _cure(run: RunConfig, name: str) -> str:
+    """The ways out for values that differ; of settings only those under which they no longer do."""
+    if name == "eps":
+        return "--accept eps (it acts where gradients are near eps), or --form folded"
+    if name not in ACCEPTABLE:
+        return "--form folded"
+    settings = [f"--set {key}={value}" for key, value in _cured_by(run, name).items()]
+    note = "(lr * decay falls with width)" if name == "weight_decay" else "(another init than was studied)"
+    return ", ".join(["--form folded", *([f"{' '.join(settings)} {note}"] if settings else []), f"--accept {name}"])
+
+
+def _cured_by(run: RunConfig, name: str) -> dict[str, Any]:
+    """The fewest settings under which Megatron has the run's values of the field `name`; empty where none are known."""
+    init = run.parametrization.init
+    known: dict[str, Any] = {
+        "parametrization.init.hidden_std": hidden_std(run),
+        "parametrization.init.block_output": "depth_scaled",
+        "parametrization.init.readout_std": init.embedding_std,
     }
-    return cures.get(name, "--form folded")
+    if name == "weight_decay":
+        known = {"optimizer.weight_decay_rule": "unscaled"}
+    for count in range(1, len(known) + 1):
+        for keys in combinations(known, count):
+            settings = {key: known[key] for key in keys}
+            changed = _with(run, settings)
+            if changed is not None and name not in differences(changed):
+                return settings
+    return {}
+
+
+def _with(run: RunConfig, settings: dict[str, Any]) -> RunConfig | None:
+    """The run with other values at dotted keys; None where there is no such run."""
+    values = run.model_dump()
+    for key, value in settings.items():
+        *parts, last = key.split(".")
+        inner = values
+        for part in parts:
+            inner = inner[part]
+        inner[last] = value
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError:
+        return None
 
 
 Flags = list[tuple[str, str | None]]
@@ -159,7 +202,7 @@ def shape_flags(run: RunConfig, batch: Batch) -> Flags:
         ("--disable-bias-linear", None),
         ("--untie-embeddings-and-output-weights", None),
         ("--position-embedding-type", "rope"),
-        ("--rotary-base", f"{model.rope_base:.0f}"),
+        ("--rotary-base", str(int(model.rope_base))),
         ("--attention-dropout", "0.0"),
         ("--hidden-dropout", "0.0"),
         ("--seq-length", str(model.context)),
@@ -205,7 +248,7 @@ def script(flags: Flags) -> str:
 
 
 def warmup_note(run: RunConfig) -> str | None:
-    """What Megatron's own schedule does otherwise than the run's, or None."""
+    """What Megatron's own schedule, which the folded form's recipe replaces, does otherwise than the run's, or None."""
     warmup = schedule_dict(run)["warmup_steps"]
     if not warmup:
         return None

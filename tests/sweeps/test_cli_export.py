@@ -70,6 +70,14 @@ def test_megatrons_folded_form_has_every_value_and_nothing_to_accept(call: Any) 
     assert "the folded form has every value" in document["errors"][0]["what"]
 
 
+def test_the_late_warm_up_is_said_of_megatrons_own_schedule_alone(call: Any, tmp_path: Path) -> None:
+    options = ("--engine", "megatron", "--set", "schedule.warmup_fraction=0.3")
+    own = call(*options, *(f"--accept={name}" for name in ("eps", "weight_decay", "init_std")), "--out", str(tmp_path / "own"))
+    folded = call(*options, "--form", "folded", "--out", str(tmp_path / "folded"))
+    assert (own[0], any("warm-up is one update late" in note for note in own[1]["caveats"])) == (1, True)
+    assert (folded[0], any("warm-up" in note for note in folded[1]["caveats"])) == (0, False)
+
+
 def test_the_folded_form_says_what_clipping_does(call: Any) -> None:
     assert any("another clipping" in note for note in call("--engine", "hf")[1]["caveats"])
     code, document = call("--engine", "hf", "--set", "optimizer.clip_norm=null")

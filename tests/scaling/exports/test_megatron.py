@@ -6,12 +6,14 @@ import importlib.util
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from scaling.config import InitConfig, OptimizerConfig, RunConfig, ScheduleConfig, TrainingConfig
 from scaling.exports import megatron
@@ -50,10 +52,35 @@ def test_a_decay_that_megatron_cannot_express_is_refused() -> None:
     assert "the run's 0.4, Megatron's 0.1" in faults[0].what
 
 
+@pytest.mark.parametrize(
+    ("init", "settings"),
+    [
+        ({"hidden_std": "fan_in"}, ["hidden_std"]),
+        ({"block_output": "hidden"}, ["block_output"]),
+        ({"hidden_std": "fan_in", "block_output": "zero", "readout_std": 0.05}, ["hidden_std", "block_output", "readout_std"]),
+    ],
+)
+def test_the_cure_of_an_init_names_the_settings_that_cure_it(init: dict[str, Any], settings: list[str]) -> None:
+    values = megatron_run().model_dump()
+    values["parametrization"]["init"] |= init
+    (fault,) = megatron.faults(RunConfig.model_validate(values), ["eps"])
+    named = re.findall(r"--set parametrization\.init\.(\w+)=(\S+)", fault.cure)
+    assert [key for key, _ in named] == settings
+    values["parametrization"]["init"] |= {key: yaml.safe_load(value) for key, value in named}
+    assert megatron.faults(RunConfig.model_validate(values), ["eps"]) == []
+
+
 def test_an_lr_that_differs_cannot_be_accepted() -> None:
     run = megatron_run(lr_multipliers={"embedding": 2.0})
     assert "lr" in {fault.where for fault in megatron.faults(run, ["eps"])}
     assert "--accept lr" in {fault.where for fault in megatron.faults(run, ["lr"])}
+
+
+def test_a_rotary_base_that_megatron_would_round_is_refused() -> None:
+    values = megatron_run().model_dump()
+    values["model"]["rope_base"] = 10000.7
+    faults = megatron.shared_faults(RunConfig.model_validate(values))
+    assert [(fault.where, fault.cure) for fault in faults] == [("model.rope_base", "--set model.rope_base=10001")]
 
 
 def test_other_parametrizations_are_refused() -> None:
