@@ -28,7 +28,7 @@ def main(folder: Path, runs: list[list[str]]) -> None:
                 program.main(options)
             except SystemExit as end:
                 print(end.code, file=err)
-    program.dist.destroy_process_group()
+    program.leave()
 
 
 if __name__ == "__main__":
