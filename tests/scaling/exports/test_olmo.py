@@ -6,6 +6,8 @@ import importlib
 import importlib.util
 import json
 import math
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,6 +31,8 @@ installed = pytest.mark.skipif(importlib.util.find_spec("olmo_core") is None, re
 ignored = pytest.mark.filterwarnings("ignore")
 """OLMo-core and what it imports warn of their own future."""
 STEPS = 6
+ROOT = Path(__file__).parents[3]
+RANKS = Path(__file__).with_name("olmo_ranks.py")
 
 
 def olmo_run(qk_norm: bool = False, rules: str = "mup", **optimizer: Any) -> RunConfig:
@@ -127,6 +131,34 @@ def test_the_train_module_trains_the_run(qk_norm: bool, tmp_path: Path, monkeypa
         ours_now, theirs_now = ours.get_parameter(rule.name) * factor, theirs[olmo_name(rule.name)]
         apart, moved = (ours_now - theirs_now).norm(), (theirs_now - start[rule.name]).norm()
         assert apart < 1e-3 * moved, rule.name
+
+
+@installed
+def test_two_processes_under_fsdp_and_recomputation_start_and_train_as_one(tmp_path: Path) -> None:
+    run = olmo_run(qk_norm=True, clip_norm=0.3)
+    for name, text in olmo.export_files(run, make_batch(run, 2, 2)).items():
+        (tmp_path / name).write_text(text)
+    for world in (1, 2):
+        start = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--local-addr=127.0.0.1",
+            f"--nproc-per-node={world}",
+        ]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        result = subprocess.run([*start, str(RANKS), str(tmp_path)], env=environment, capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr[-3000:]
+    one, two = (json.loads((tmp_path / f"found-{world}.json").read_text()) for world in (1, 2))
+    assert len(set(one["losses"])) == STEPS
+    assert min(one["norms"]) > 0.3
+    for key in ("losses", "norms"):
+        assert two[key] == pytest.approx(one[key], rel=1e-5)
+    # The sum of a tensor's entries at the start: the same draws, whole on one process or sharded over two.
+    assert two["tensors"].keys() == one["tensors"].keys()
+    for name, values in one["tensors"].items():
+        assert two["tensors"][name] == pytest.approx(values, rel=1e-12), name
 
 
 @installed
