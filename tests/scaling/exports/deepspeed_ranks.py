@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 from scaling.config import RunConfig
 from scaling.exports.recipes import param_groups as recipe
 from scaling.model import build_model
+from scaling.torchrun import leave
 
 MICRO, ACCUMULATION = 2, 2
 
@@ -89,7 +90,7 @@ def main(folder: Path) -> None:
     if dist.get_rank() == 0:
         (folder / "found.json").write_text(json.dumps(found))
     dist.barrier()
-    dist.destroy_process_group()
+    leave(0)
 
 
 if __name__ == "__main__":
