@@ -137,18 +137,27 @@ def large_run(layout: str | None, threads: int) -> RunConfig:
 
 
 def measure(layout: str | None, threads: int) -> dict[str, object]:
-    """In this process and those that it starts: seconds of the fastest step, what rank 0 holds, and the most memory that each had, MB."""
-    run, seconds = large_run(layout, threads), []
+    """In this process and those that it starts.
+
+    step_s, work_s: the fastest step, and the processor time of all processes in the cheapest; held_mb: tensors of rank 0; peak_mb: of
+    each process.
+    """
+    run, seconds, work = large_run(layout, threads), list[float](), list[float]()
     corpus = prepare(run.data, context=run.model.context, vocab_size=run.model.vocab_size)
     with Team() as team, team.run(run) as group:
         trainer = Trainer(run, corpus, group)
         for step in range(run.training.steps):
-            started = time.perf_counter()
+            before, started = trainer.process_s(), time.perf_counter()
             trainer.step(step)
             seconds.append(time.perf_counter() - started)
-        trainer.process_s()  # all have done the step
+            work.append(trainer.process_s() - before)
         ranks = ["self", *(str(process.pid) for process, _ in team._others)]
-        return {"step_s": min(seconds[1:]), "held_mb": _held_mb(trainer), "peak_mb": [_peak_mb(rank) for rank in ranks]}
+        return {
+            "step_s": min(seconds[1:]),
+            "work_s": min(work[1:]),
+            "held_mb": _held_mb(trainer),
+            "peak_mb": [_peak_mb(rank) for rank in ranks],
+        }
 
 
 def _held_mb(trainer: Trainer) -> float:
@@ -172,17 +181,14 @@ def report_speeds() -> None:
     print(
         f"\n{million:.0f} million parameters, {run.batch_tokens} tokens a step, fp32, AdamW, gloo; the fastest of {TIMED_STEPS} steps"
     )
-    print(
-        "\n| layout | threads a process | tokens/s | tensors of rank 0 between steps, MB | peak resident memory of each process, MB |"
-    )
-    print("|---|---|---|---|---|")
+    print("\n| layout | threads | tokens/s | processor time a step, s | held by rank 0, MB | peak memory of each process, MB |")
+    print("|---|---|---|---|---|---|")
     for layout, threads in ((None, 1), (None, 2), *((name, 1) for name in TWO)):
         command = [sys.executable, "-m", "tests.bench.layouts", json.dumps([layout, threads])]
         found = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
         peaks = ", ".join(f"{peak:.0f}" for peak in found["peak_mb"])
-        print(
-            f"| {layout or 'one process'} | {threads} | {run.batch_tokens / found['step_s']:.0f} | {found['held_mb']:.0f} | {peaks} |"
-        )
+        speed = f"{run.batch_tokens / found['step_s']:.0f} | {found['work_s']:.2f}"
+        print(f"| {layout or 'one process'} | {threads} | {speed} | {found['held_mb']:.0f} | {peaks} |")
 
 
 if __name__ == "__main__":
