@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from sweeps import cli_export
 from tests.engines import pytorch
 from tests.engines.cases import MUP, exported_rules
 from tests.engines.init_trace import InitTrace
@@ -83,3 +85,23 @@ def test_the_same_tables_give_the_same_documents_and_a_missing_engine_is_said(ta
     assert render(tmp_path, tmp_path) == first
     assert {path.name: path.read_text() for path in tmp_path.glob("**/*.md")} == pages
     assert pages["exports.md"] == f"head\n{BEGIN}\n{first}\n{END}\ntail\n"
+
+
+def test_every_engine_that_is_exported_to_is_installed_tested_and_has_its_tables_in_the_docs() -> None:
+    root = Path(__file__).parents[3]
+    makefile, exports = (root / "Makefile").read_text(), (root / "docs" / "exports.md").read_text()
+    names = re.search(r"^ENGINE_NAMES := (.*)$", makefile, re.M)
+    assert names is not None
+    assert tuple(names[1].split()) == ENGINES == cli_export.ENGINES
+    for engine in ENGINES:
+        assert re.search(rf"^TESTS_OF_{engine} := ", makefile, re.M), engine
+        assert engine == "pytorch" or re.search(rf"^INSTALL_{engine} = ", makefile, re.M), engine
+        assert (root / "docs" / "engines" / f"{engine}.md").exists()
+        assert f"| [{engine}](engines/{engine}.md)" in exports
+
+
+def test_make_engines_installs_the_versions_that_the_exports_name() -> None:
+    makefile = (Path(__file__).parents[3] / "Makefile").read_text()
+    for engine, command in cli_export.INSTALL.items():
+        for pinned in re.findall(r"\S+==\S+", command):
+            assert re.search(rf"^INSTALL_{engine} = .*{re.escape(pinned)}", makefile, re.M), (engine, pinned)
