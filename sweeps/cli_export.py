@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json as json_module
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -181,15 +182,34 @@ def _settings(merge: Path | None) -> tuple[dict[str, Any], str]:
     """The user's own engine settings, and where they stand."""
     if merge is None:
         return {}, "--merge"
+    repeated: list[str] = []
+
+    def mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [name for name, _ in pairs]
+        repeated.extend(name for name in dict.fromkeys(names) if names.count(name) > 1)
+        return dict(pairs)
+
     try:
-        values = json_module.loads(merge.read_text())
+        values = json_module.loads(merge.read_text(), object_pairs_hook=mapping)
     except OSError as error:
         raise ConfigError(Fault(f"--merge {merge}", f"cannot be read: {error.strerror}", "give a JSON file")) from None
     except ValueError as error:
         raise ConfigError(Fault(f"--merge {merge}", f"is no JSON: {error}", "give a JSON file")) from None
     if not isinstance(values, dict):
         raise ConfigError(Fault(f"--merge {merge}", "holds no mapping", "{...}"))
+    faults = [Fault(f"{merge}: {name}", "stands there twice", "leave one out") for name in repeated]
+    faults += [Fault(f"{merge}: {key}", f"is {value}, which JSON has not", "a number") for key, value in _not_finite(values)]
+    raise_all(faults)
     return values, str(merge)
+
+
+def _not_finite(value: Any, key: str = "") -> Iterator[tuple[str, float]]:
+    """Key and value of numbers that Python's reader takes and JSON has not."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield key, value
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, each in inner:
+        yield from _not_finite(each, f"{key}.{name}" if key else str(name))
 
 
 def _checked(run: RunConfig, engine: str, optimizers: tuple[str, ...], faults: list[Fault]) -> None:

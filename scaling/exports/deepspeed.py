@@ -21,17 +21,29 @@ VERSION = "0.19"
 OPTIMIZERS = ("adamw", "adam")
 OWN_KEYS = (
     "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping", "optimizer", "scheduler",
-    "bf16", "fp16",
+    "bf16", "bfloat16", "fp16",
 )  # fmt: skip
 """Set by the export: another value would be another run."""
+OTHER_RUN = {
+    "gradient_allreduce_op": "changes the gradients by the number of devices, and the clipping with them",
+    "managed_gradient_accumulation": "leaves it to your loop how many sequences an update has",
+}
+"""Keys that DeepSpeed reads and that no export may have, and why."""
 KNOWN_KEYS = (
-    "zero_optimization", "activation_checkpointing", "aio", "amp", "comms_logger", "communication_data_type", "checkpoint",
-    "data_types", "dump_state", "flops_profiler", "memory_breakdown", "prescale_gradients", "gradient_predivide_factor",
-    "seq_parallel_communication_data_type", "sparse_gradients", "steps_per_print", "tensorboard", "csv_monitor", "wandb",
-    "wall_clock_breakdown", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "data_efficiency", "elasticity",
-    "timers", "torch_autocast", "compile", "tensor_parallel",
+    "zero_optimization", "activation_checkpointing", "aio", "autotuning", "comet", "comms_logger", "communication_data_type", "checkpoint",
+    "data_types", "dataloader_drop_last", "datastates_ckpt", "disable_allgather", "disable_python_gc", "dump_state", "expert_parallel",
+    "flops_profiler", "hybrid_engine", "log_level", "memory_breakdown", "pipeline", "prescale_gradients", "gradient_predivide_factor",
+    "seq_parallel_communication_data_type", "sequence_parallel_size", "data_parallel_size", "steps_per_print", "tensorboard",
+    "csv_monitor", "use_data_before_expert_parallelism", "vocabulary_size", "wandb", "wall_clock_breakdown", "weight_quantization",
+    "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "data_efficiency", "timers", "torch_autocast", "compile",
+    "tensor_parallel",
 )  # fmt: skip
-"""Top-level keys that DeepSpeed reads beside `OWN_KEYS`; it passes over any other without a word."""
+"""Top-level keys that DeepSpeed reads beside these; it passes over any other without a word."""
+REMOVED_KEYS = (
+    "amp", "compression_training", "curriculum_learning", "eigenvalue", "elasticity", "graph_harvesting", "nebula",
+    "progressive_layer_drop", "quantize_training", "sparse_attention", "sparse_gradients",
+)  # fmt: skip
+"""Keys of older versions, which DeepSpeed refuses by name."""
 STAGES = (0, 1, 2, 3)
 
 
@@ -41,6 +53,11 @@ def known_keys(settings: Mapping[str, Any], where: str) -> list[Fault]:
     for key in settings:
         if key in OWN_KEYS:
             faults.append(Fault(f"{where}: {key}", "is set by the export from the run", "leave it out"))
+        elif key in OTHER_RUN:
+            faults.append(Fault(f"{where}: {key}", f"{OTHER_RUN[key]}: another run", "leave it out"))
+        elif key in REMOVED_KEYS:
+            what = f"has been removed from DeepSpeed {VERSION}, which refuses it"
+            faults.append(Fault(f"{where}: {key}", what, "leave it out"))
         elif key not in KNOWN_KEYS:
             near = difflib.get_close_matches(key, (*OWN_KEYS, *KNOWN_KEYS), n=1)
             cure = f"did you mean {near[0]}?" if near else ""
@@ -77,5 +94,5 @@ def config(
 
 def export_files(plan: ExportPlan, batch: Batch, zero_stage: int, settings: Mapping[str, Any], where: str) -> dict[str, str]:
     """File name -> content."""
-    written = json.dumps(config(plan, batch, zero_stage, settings, where), indent=1) + "\n"
+    written = json.dumps(config(plan, batch, zero_stage, settings, where), indent=1, allow_nan=False) + "\n"
     return pytorch_files(plan) | {"ds_config.json": written, "engine.py": recipe("deepspeed_engine.py")}

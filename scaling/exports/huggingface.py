@@ -25,6 +25,7 @@ NORM_EPS = 1e-6
 OWN_ARGUMENTS = (
     "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "max_grad_norm", "bf16", "fp16", "learning_rate",
     "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "optim",
+    "warmup_ratio", "optim_args", "optim_target_modules", "num_train_epochs", "auto_find_batch_size",
 )  # fmt: skip
 """Set by the export, or without effect beside an optimizer that is given."""
 FSDP_KEYS = (
@@ -135,6 +136,6 @@ def export_files(run: RunConfig, batch: Batch, settings: Mapping[str, Any], wher
     arguments = training_arguments(run, batch, settings, where)
     return pytorch_files(plan_of(run, form)) | {
         "config.json": json.dumps(model_config(run, form), indent=1) + "\n",
-        "training_arguments.json": json.dumps(arguments, indent=1) + "\n",
+        "training_arguments.json": json.dumps(arguments, indent=1, allow_nan=False) + "\n",
         "trainer.py": recipe("huggingface_trainer.py"),
     }

@@ -132,6 +132,23 @@ def test_an_engine_setting_that_would_be_passed_over_is_refused(call: Any, tmp_p
     assert "did you mean zero_optimization" in document["errors"][0]["cure"]
 
 
+def test_settings_that_are_no_json_are_refused_by_key(call: Any, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.json"
+    mine.write_text('{"zero_optimization": {"x": [1, NaN]}, "timers": 1e999, "aio": 1, "aio": 2}')
+    code, document = call("--engine", "deepspeed", "--merge", str(mine))
+    assert code == 2
+    assert {error["where"] for error in document["errors"]} == {
+        f"{mine}: {key}" for key in ("aio", "zero_optimization.x.1", "timers")
+    }
+
+
+@pytest.mark.parametrize("key", ["warmup_ratio", "optim_args", "auto_find_batch_size"])
+def test_trainer_settings_that_would_not_count_or_make_another_run_are_refused(call: Any, tmp_path: Path, key: str) -> None:
+    (tmp_path / "mine.json").write_text(json.dumps({key: 0.1}))
+    code, document = call("--engine", "hf", "--merge", str(tmp_path / "mine.json"))
+    assert (code, [error["where"] for error in document["errors"]]) == (2, [f"{tmp_path / 'mine.json'}: {key}"])
+
+
 def test_exporting_loads_no_torch() -> None:
     modules = "batch, deepspeed, folded, huggingface, llama, megatron, olmo, plan, pytorch, torchtitan"
     code = f"import sys; from scaling.exports import {modules}; import sweeps.cli_export; sys.exit('torch' in sys.modules)"

@@ -15,7 +15,7 @@ import pytest
 from scaling.config import OptimizerConfig, TrainingConfig
 from scaling.errors import ConfigError
 from scaling.exports.batch import make_batch
-from scaling.exports.deepspeed import KNOWN_KEYS, OWN_KEYS, config, export_files
+from scaling.exports.deepspeed import KNOWN_KEYS, OTHER_RUN, OWN_KEYS, REMOVED_KEYS, config, export_files, known_keys
 from scaling.exports.plan import make_plan
 from scaling.parametrization import tensor_rules
 from tests.conftest import tiny_run
@@ -73,12 +73,40 @@ def test_keys_that_deepspeed_would_pass_over_are_refused() -> None:
     assert "zero_optimization" in caught.value.faults[0].cure
 
 
-def test_every_known_key_stands_in_deepspeeds_own_source() -> None:
-    spec = importlib.util.find_spec("deepspeed")
-    assert spec is not None
-    assert spec.origin is not None
-    source = "\n".join(path.read_text() for path in Path(spec.origin).parent.rglob("*.py"))
-    assert [key for key in (*OWN_KEYS, *KNOWN_KEYS) if f'"{key}"' not in source and f"'{key}'" not in source] == []
+READS = """
+import json, sys
+from deepspeed.runtime import config
+
+class Asked(dict):
+    names = set()
+    def get(self, name, default=None): self.names.add(name); return super().get(name, default)
+    def __contains__(self, name): self.names.add(name); return super().__contains__(name)
+    def __getitem__(self, name): self.names.add(name); return super().__getitem__(name)
+    def keys(self): return self
+
+config.DeepSpeedConfig(Asked(train_batch_size=1))
+print(json.dumps([sorted(Asked.names), sorted(config._REMOVED_TOP_LEVEL_CONFIG_KEYS)]))
+"""
+
+
+def test_the_keys_are_those_that_deepspeeds_own_config_asks_for() -> None:
+    environment = os.environ | {"DS_ACCELERATOR": "cpu", "PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, "-c", READS]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=True).stdout
+    asked, removed = json.loads(found.splitlines()[-1])
+    assert removed == sorted(REMOVED_KEYS)
+    # Asked for where processes have met.
+    met = {"data_parallel_size", "sequence_parallel_size"}
+    assert sorted({*OWN_KEYS, *KNOWN_KEYS, *OTHER_RUN, *REMOVED_KEYS} - met) == asked
+
+
+@pytest.mark.parametrize(
+    ("key", "words"), [("elasticity", "has been removed"), ("bfloat16", "is set by"), ("gradient_allreduce_op", "another run")]
+)
+def test_keys_that_deepspeed_reads_are_refused_for_what_they_are(key: str, words: str) -> None:
+    (fault,) = known_keys({key: {}, "dataloader_drop_last": True, "hybrid_engine": {}}, "mine.json")
+    assert fault.where == f"mine.json: {key}"
+    assert words in fault.what
 
 
 def test_the_batch_triplet_comes_out_even_or_is_refused() -> None:
