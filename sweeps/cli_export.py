@@ -233,6 +233,10 @@ def _pytorch(run: RunConfig, request: Request) -> Export:
     _checked(run, "pytorch", pytorch.OPTIMIZERS, pytorch.faults(run))
     plan = make_plan(run, request.form or "multipliers")
     notes = caveats(plan, clips_by_plain_norm=False)
+    if (kind := run.optimizer.kind) in pytorch.OWN_OPTIMIZERS:
+        notes.append(
+            f"{kind} is in lion_muon.py; train_fsdp.py is not written: {kind}'s updates of sharded tensors are not checked"
+        )
     return Export(pytorch.training_files(plan), plan.to_dict()["tensors"], notes, [], pytorch.REPLACEABLE)
 
 

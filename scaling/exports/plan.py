@@ -85,6 +85,7 @@ class ExportPlan:
                 "beta1": optimizer.beta1,
                 "beta2": optimizer.beta2,
                 "clip_norm": optimizer.clip_norm,
+                **({"muon_momentum": optimizer.muon_momentum} if optimizer.kind == "muon" else {}),
             },
             "schedule": schedule_dict(run),
             "batch": {"sequences": run.training.batch_size, "context_tokens": run.model.context},

@@ -14,8 +14,10 @@ from scaling.config import RunConfig
 from scaling.errors import Fault
 from scaling.exports.plan import ExportPlan
 
-OPTIMIZERS = ("adamw", "adam", "sgd")
+OPTIMIZERS = ("adamw", "adam", "sgd", "lion", "muon")
 PARAM_GROUPS = "param_groups.py"
+OWN_OPTIMIZERS, LION_MUON = ("lion", "muon"), "lion_muon.py"
+"""Optimizers that param_groups.py takes from a file of their own; train_fsdp.py has not them, their updates of shards are not checked."""
 REPLACEABLE = ("model.py", "data.py")
 """What a user replaces by theirs."""
 TRAINING = ("train_fsdp.py", *REPLACEABLE)
@@ -37,11 +39,14 @@ def recipe(name: str) -> str:
 
 def export_files(plan: ExportPlan) -> dict[str, str]:
     """File name -> content."""
-    return {"plan.json": plan.to_json(), PARAM_GROUPS: recipe(PARAM_GROUPS)}
+    own = {LION_MUON: recipe(LION_MUON)} if plan.run.optimizer.kind in OWN_OPTIMIZERS else {}
+    return {"plan.json": plan.to_json(), PARAM_GROUPS: recipe(PARAM_GROUPS)} | own
 
 
 def training_files(plan: ExportPlan) -> dict[str, str]:
-    """File name -> content of all that `torchrun train_fsdp.py` needs."""
+    """File name -> content of all that `torchrun train_fsdp.py` needs; without the program where it has not the optimizer."""
+    if plan.run.optimizer.kind in OWN_OPTIMIZERS:
+        return export_files(plan)
     settings = json.dumps(run_settings(plan.run), indent=1) + "\n"
     return export_files(plan) | {"run.json": settings} | {name: recipe(name) for name in TRAINING}
 

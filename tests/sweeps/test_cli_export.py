@@ -85,6 +85,14 @@ def test_the_folded_form_says_what_clipping_does(call: Any) -> None:
     assert not any("another clipping" in note for note in document["caveats"])
 
 
+@pytest.mark.parametrize("kind", ["lion", "muon"])
+def test_lion_and_muon_come_as_a_file_without_the_program_for_shards(call: Any, kind: str) -> None:
+    code, document = call("--engine", "pytorch", "--set", f"optimizer.kind={kind}")
+    assert code == 0
+    assert set(document["files"]) == {"plan.json", "param_groups.py", "lion_muon.py", "export.json"}
+    assert any(f"{kind} is in lion_muon.py; train_fsdp.py is not written" in note for note in document["caveats"])
+
+
 def test_granite_has_the_multipliers_of_the_form_with_multipliers(call: Any, tmp_path: Path) -> None:
     code, document = call("--engine", "hf", "--form", "multipliers")
     assert (code, document["caveats"]) == (0, ["the model is Granite's: config.json has the multipliers"])
@@ -110,7 +118,7 @@ def test_megatron_is_refused_what_it_cannot_express_and_exits_1_where_that_is_ac
         (["--engine", "torchtitan", "--form", "folded"], "--form", "is for pytorch, deepspeed"),
         (["--engine", "hf", "--form", "multipliers", "--set", "model.qk_norm=true"], "model.qk_norm", "Granite has no QK-norm"),
         (["--engine", "deepspeed", "--devices", "3"], "--devices 3", "does not divide"),
-        (["--engine", "pytorch", "--set", "optimizer.kind=lion"], "optimizer.kind", "lion is not written"),
+        (["--engine", "deepspeed", "--set", "optimizer.kind=lion"], "optimizer.kind", "lion is not written"),
         (["--engine", "pytorch", "--set", "training.precision=fp16"], "training.precision", "does not scale losses"),
         (["--engine", "pytorch", "--form", "fold"], "--form fold", "is no form"),
         (["--engine", "hf", "--merge", "absent.json"], "--merge absent.json", "cannot be read"),

@@ -135,23 +135,29 @@ def param_groups(model: nn.Module, plan: dict[str, Any]) -> list[dict[str, Any]]
     """
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
     for name, parameter, row in match(model, plan):
-        lr, decay, eps = row["lr"], row["weight_decay"], row["eps"]
+        lr, decay, eps, kind = row["lr"], row["weight_decay"], row["eps"], row["optimizer"]
         values = {"params": [], "names": [], "lr": lr, "peak_lr": lr, "weight_decay": decay}
-        values |= {} if plan["optimizer"]["kind"] == "sgd" else {"eps": eps}
-        group = groups.setdefault((lr, decay, eps, mesh_of(parameter)), values)
+        values |= {} if kind in ("sgd", "lion") else {"eps": eps}
+        values |= {"optimizer": kind} if plan["optimizer"]["kind"] == "muon" else {}
+        group = groups.setdefault((lr, decay, eps, kind, mesh_of(parameter)), values)
         group["params"].append(parameter)
         group["names"].append(name)
     return list(groups.values())
 
 
 def build_optimizer(model: nn.Module, plan: dict[str, Any], fused: bool = True) -> torch.optim.Optimizer:
-    """torch's AdamW, Adam or SGD over the groups."""
+    """torch's AdamW, Adam or SGD over the groups; Lion and Muon from lion_muon.py, which an export has that needs it."""
     groups, settings = param_groups(model, plan), plan["optimizer"]
+    if settings["kind"] in ("lion", "muon"):
+        import lion_muon
+
+        made: torch.optim.Optimizer = lion_muon.build(groups, settings, fused)
+        return made
     if settings["kind"] == "sgd":
         return torch.optim.SGD(groups, momentum=settings["beta1"], fused=fused)
     kinds: dict[str, type[torch.optim.Adam]] = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}
     if settings["kind"] not in kinds:
-        raise PlanError(f"optimizer {settings['kind']!r} is not one of {[*kinds, 'sgd']}")
+        raise PlanError(f"optimizer {settings['kind']!r} is not one of {[*kinds, 'sgd', 'lion', 'muon']}")
     return kinds[settings["kind"]](groups, betas=(settings["beta1"], settings["beta2"]), fused=fused)
 
 
