@@ -8,6 +8,7 @@ Shape letters: B batch, T context, H heads, K key/value heads, D head_dim.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from scaling.config import RunConfig
 from scaling.matmul import linear
 from scaling.model_config import ModelConfig
-from scaling.parametrization import ForwardRules, forward_rules, tensor_rules
+from scaling.parametrization import ForwardRules, TensorRule, forward_rules, tensor_rules
 from scaling.shapes import transformer_tensors
 
 
@@ -155,42 +156,57 @@ class Transformer(nn.Module):
 
 def build_model(run: RunConfig) -> Transformer:
     """The run's model on CPU, initialized from `run.training.seed`."""
+    model = outline(run)
+    materialize(model, run)
+    return model
+
+
+def outline(run: RunConfig) -> Transformer:
+    """The run's model on torch's meta device: its tensors without their values."""
     with torch.device("meta"):
         model = Transformer(run.model, forward_rules(run))
     expected = {spec.name: spec.shape for spec in transformer_tensors(run.model)}
     actual = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     assert actual == expected, f"scaling.shapes and scaling.model disagree: {expected.items() ^ actual.items()}"
-    materialize(model, run)
     return model
 
 
-def materialize(model: Transformer, run: RunConfig) -> None:
-    """Give `model`, the run's or a part of it on torch's meta device, memory on CPU, its multipliers and its values."""
-    model.to_empty(device="cpu")
-    model.cos, model.sin = rotary_tables(run.model.context, run.model.head_size, run.model.rope_base)
+Draw = Callable[[Tensor, TensorRule, int], None]
+"""Puts a tensor's first values into it, by its rule and the seed of its own generator."""
+
+
+def draw(tensor: Tensor, rule: TensorRule, seed: int) -> None:
+    """Fill `tensor`, whole and on CPU, as its rule says: N(0, init_std), or ones for gains."""
+    if math.isnan(rule.init_std):
+        tensor.fill_(1.0)
+    elif rule.init_std:
+        tensor.normal_(0.0, rule.init_std, generator=torch.Generator().manual_seed(seed))
+    else:
+        tensor.zero_()
+
+
+def materialize(model: Transformer, run: RunConfig, device: torch.device | str = "cpu", draw: Draw = draw) -> None:
+    """Give `model`, the run's or a part of it on torch's meta device, memory on `device`, its multipliers and its values."""
+    model.to_empty(device=device)
+    cos, sin = rotary_tables(run.model.context, run.model.head_size, run.model.rope_base)
+    model.cos, model.sin = cos.to(device), sin.to(device)
     modules = dict(model.named_modules())
     for rule in tensor_rules(run):
         matrix = modules.get(rule.name.removesuffix(".weight"))
         if rule.role == "hidden" and matrix is not None:
             assert isinstance(matrix, Matrix), rule.name
             matrix.multiplier = rule.multiplier
-    initialize(model, run)
+    initialize(model, run, draw)
 
 
 @torch.no_grad()
-def initialize(model: Transformer, run: RunConfig) -> None:
-    """Fill every parameter, of the run's model or of a part of it, as the rules say: N(0, init_std), or ones for gains.
+def initialize(model: Transformer, run: RunConfig, draw: Draw = draw) -> None:
+    """Fill every parameter, of the run's model or of a part of it, as the rules say.
 
     Each tensor draws from a generator of its own, seeded by the run's seed and the tensor's place in the list, so that the
     tensors before it do not change it.
     """
     parameters = dict(model.named_parameters())
     for place, rule in enumerate(tensor_rules(run)):
-        parameter = parameters.get(rule.name)
-        if parameter is None:
-            continue
-        if math.isnan(rule.init_std):
-            parameter.fill_(1.0)
-            continue
-        generator = torch.Generator().manual_seed(run.training.seed * 1_000_003 + place)
-        parameter.normal_(0.0, rule.init_std, generator=generator) if rule.init_std else parameter.zero_()
+        if rule.name in parameters:
+            draw(parameters[rule.name], rule, run.training.seed * 1_000_003 + place)

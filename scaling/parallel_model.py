@@ -1,7 +1,7 @@
 """A layout put on the model: tensor and sequence parallel by DTensor, activation checkpointing, FSDP2 around it, and what they sum.
 
-Owns the changes to the transformer and the global gradient norm over sharded tensors. Names, shapes (as a DTensor shows them) and hence
-the rules' groups stay those of one process. What is sharded is sharded by torch.
+Owns the building of a rank's part, the changes to the transformer and the global gradient norm over sharded tensors. Names, shapes (as a
+DTensor shows them) and hence the rules' groups stay those of one process. What is sharded is sharded by torch.
 
 Residual stream, embedding and readout: whole on every rank of a tensor-parallel group, the stream sharded over the context under sp.
 """
@@ -32,24 +32,49 @@ from torch.nn.utils import get_total_norm
 from torch.utils.checkpoint import checkpoint
 
 from scaling.config import RunConfig
-from scaling.model import Block, RMSNorm, Transformer
+from scaling.model import Block, RMSNorm, Transformer, draw, materialize, outline
 from scaling.optimizer import AnyOptimizer, inner_optimizers
 from scaling.parallel import Layout
+from scaling.parametrization import TensorRule
 from scaling.ranks import Group, once_a_group
 
 
-def parallelize(model: Transformer, run: RunConfig) -> None:
-    """Change `model`, initialized and the same on every rank, into what this rank does of it under runtime.parallel.
+def build_part(run: RunConfig, rank: int, device: torch.device) -> Transformer:
+    """What a rank does of the run's model under runtime.parallel, on `device`, with the values that one process would draw.
 
-    For a sharded layout the process group is there and has its number of ranks.
+    The rank makes its own part of each tensor, and beside it one whole tensor at a time. For a sharded layout the process group is there
+    and has its number of ranks.
     """
     layout = run.runtime.parallel
-    if layout is None:
-        return
+    assert layout is not None, "a part is a layout's"
+    if layout.pp > 1:
+        from scaling.parallel_pipeline import outline_stage  # a second, and it needs this module
+
+        model: Transformer = outline_stage(run, rank)
+    else:
+        model = outline(run)
     if layout.recompute == "full":
         recompute_blocks(model)
     if layout.sharded:
         _shard(model, run, layout)
+    materialize(model, run, device, draw_part)
+    return model
+
+
+def draw_part(tensor: Tensor, rule: TensorRule, seed: int) -> None:
+    """`scaling.model.draw` of the part of a tensor that this rank holds, on whatever device."""
+    if not isinstance(tensor, DTensor) and tensor.is_cpu:
+        draw(tensor, rule, seed)
+        return
+    whole = torch.empty(tensor.shape, dtype=tensor.dtype)
+    draw(whole, rule, seed)
+    whole = whole.to(tensor.device)
+    if not isinstance(tensor, DTensor):
+        tensor.copy_(whole)
+        return
+    mesh = tensor.device_mesh
+    everywhere = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    tensor.to_local().copy_(everywhere.redistribute(placements=tensor.placements).to_local())
 
 
 def device_mesh(device: str, layout: Layout) -> DeviceMesh:

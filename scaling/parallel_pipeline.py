@@ -17,7 +17,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from scaling.config import RunConfig
 from scaling.matmul import linear
-from scaling.model import Transformer, materialize, times
+from scaling.model import Transformer, times
 from scaling.parallel import Layout
 from scaling.parallel_model import device_mesh
 from scaling.parametrization import forward_rules
@@ -57,21 +57,20 @@ def stage_of(rank: int, layout: Layout) -> int:
     return rank // layout.stage_processes
 
 
-def build_stage(run: RunConfig, rank: int) -> Stage:
-    """The stage of a rank under runtime.parallel on CPU, its tensors initialized as the whole model's are; no other tensor is made."""
+def outline_stage(run: RunConfig, rank: int) -> Stage:
+    """The stage of a rank under runtime.parallel, on torch's meta device (scaling.model.materialize)."""
     layout = run.runtime.parallel
     assert layout is not None, "a stage is a layout's"
     with torch.device("meta"):
-        stage = Stage(run, stage_of(rank, layout), layout.pp)
-    materialize(stage, run)
-    return stage
+        return Stage(run, stage_of(rank, layout), layout.pp)
 
 
 class Pipeline:
     """A stage at work with those before and after it; every process of the run calls the same at the same time."""
 
-    def __init__(self, stage: Stage, run: RunConfig, rank: int, device: torch.device) -> None:
-        """stage: on `device`, as its processes share it."""
+    def __init__(self, stage: nn.Module, run: RunConfig, rank: int, device: torch.device) -> None:
+        """stage: on `device`, as its processes share it (scaling.parallel_model.build_part)."""
+        assert isinstance(stage, Stage), "a layout of several stages makes one"
         layout = run.runtime.parallel
         assert layout is not None, "a pipeline is a layout's"
         self._stage, self._model, self._layout, self._device = stage, run.model, layout, device

@@ -86,16 +86,17 @@ class Trainer:
         self.sharded, self._stages = layout.sharded, layout.pp
         """Whether this process holds a part of the tensors; in how many stages of a pipeline they are."""
         self.data = group.data(layout.tp, layout.pp)
+        if run.runtime.parallel is None:
+            self.model = build_model(run).to(self.device)
+        else:
+            from scaling.parallel_model import build_part  # half a second
+
+            self.model = build_part(run, group.rank, self.device)
+        self._pipeline = None
         if layout.pp > 1:
-            from scaling.parallel_pipeline import Pipeline, build_stage
+            from scaling.parallel_pipeline import Pipeline
 
-            stage = build_stage(run, group.rank)
-        self.model = (build_model(run) if layout.pp == 1 else stage).to(self.device)
-        if run.runtime.parallel is not None:
-            from scaling.parallel_model import parallelize  # half a second
-
-            parallelize(self.model, run)
-        self._pipeline = Pipeline(stage, run, group.rank, self.device) if layout.pp > 1 else None
+            self._pipeline = Pipeline(self.model, run, group.rank, self.device)
         self.optimizer = build_optimizer(self.model, run)
         self.scaler = torch.amp.GradScaler(run.runtime.device, enabled=run.training.precision == "fp16")
         self._loss: Callable[..., Tensor] = compiled(self.model.loss) if run.training.compile else self.model.loss

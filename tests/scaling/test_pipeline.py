@@ -12,9 +12,9 @@ from torch import nn
 
 from scaling.config import OptimizerConfig, RunConfig
 from scaling.errors import ConfigError
-from scaling.model import Matrix, build_model
+from scaling.model import Matrix, build_model, materialize
 from scaling.parallel import require_layout
-from scaling.parallel_pipeline import Stage, build_stage
+from scaling.parallel_pipeline import Stage, outline_stage
 from scaling.ranks import Team
 from scaling.records import read_record
 from tests.scaling.test_parallel import PLAIN, STEPS, TOLERANCE, laid, trained, words
@@ -42,13 +42,19 @@ def resumed_from(directory: Path) -> int:
     return record.resumed_from_step
 
 
+def built(run: RunConfig, rank: int) -> Stage:
+    stage = outline_stage(run, rank)
+    materialize(stage, run)
+    return stage
+
+
 def multipliers(model: nn.Module) -> dict[str, float]:
     return {name: module.multiplier for name, module in model.named_modules() if isinstance(module, Matrix)}
 
 
 def test_stages_hold_the_tensors_of_the_whole_model_once_each_bit_by_bit() -> None:
     run = laid("pp=2,tp=2")
-    stages = [build_stage(run, rank) for rank in range(4)]
+    stages = [built(run, rank) for rank in range(4)]
     assert [(stage.first, stage.last) for stage in stages] == [(True, False)] * 2 + [(False, True)] * 2
     first, last, whole = dict(stages[0].named_parameters()), dict(stages[2].named_parameters()), build_model(run)
     expected = dict(whole.named_parameters())
@@ -63,8 +69,7 @@ def test_stages_after_one_another_are_the_model() -> None:
     ids = torch.arange(32).reshape(2, 16)
     x: torch.Tensor = ids
     for rank in range(2):
-        stage: Stage = build_stage(run, rank)
-        x = stage(x)
+        x = built(run, rank)(x)
     assert torch.equal(x, build_model(run)(ids))
 
 
