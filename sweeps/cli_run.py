@@ -24,7 +24,7 @@ RunPath = Annotated[
 Settings = Annotated[list[str] | None, typer.Option("--set", help="Override a config key: --set a.b=value.", show_default=False)]
 Parallel = Annotated[
     str | None,
-    typer.Option(help="Lay the run over processes: fsdp=2,tp=1; keys dp, fsdp, tp, sp, zero, recompute.", show_default=False),
+    typer.Option(help="Lay the run over processes: fsdp=2,tp=1; keys pp, dp, fsdp, tp, sp, zero, recompute.", show_default=False),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
