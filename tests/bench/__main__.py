@@ -46,6 +46,7 @@ def main() -> None:
             "status",
             "faults",
             "rank-kills",
+            "agent-kill",
             "shard-writes",
             "layout-optima",
             "layout-bf16",
@@ -85,6 +86,8 @@ def main() -> None:
         faults.report(seed=int(os.environ.get("KILL_SEED", "0")))
     if arguments.only == "rank-kills":
         rank_kills.report(seed=int(os.environ.get("KILL_SEED", "0")))
+    if arguments.only == "agent-kill":
+        rank_kills.report_two_agents()
     if arguments.only in (None, "shard-writes"):
         shard_writes.report()
     if arguments.only in (None, "layout-optima"):

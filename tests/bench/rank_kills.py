@@ -12,6 +12,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -164,6 +165,32 @@ class _Ended:
     kills: int
     exact: bool
     went_on: bool
+
+
+def report_two_agents() -> None:
+    """Kill one of two agents with its rank, start it again, and print what became of the run; the other agent has the meeting place."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        _, quiet = _quiet(folder)
+        config, directory = write_run(folder / "run.yaml", sharded_run(background=False)), folder / "run"
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        how = ("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}")
+        host = torchrun(config, directory, "fsdp=2", folder / "host", how=how)
+        time.sleep(2)  # who comes first makes the meeting place
+        guest = torchrun(config, directory, "fsdp=2", folder / "guest", how=how)
+        wait_for(lambda: steps_logged(directory) >= 10, host)
+        for pid in (guest.pid, *ranks_of(guest.pid).values()):
+            os.kill(pid, signal.SIGKILL)
+        guest.wait()
+        guest = torchrun(config, directory, "fsdp=2", folder / "guest", how=how)
+        codes, record = (host.wait(END_S), guest.wait(END_S)), read_record(directory)
+        resumed = record.resumed_from_step if record is not None else None
+        exact = record is not None and curve(directory) == quiet
+    share = os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0")
+    print(f"\none of two agents and its rank killed, TORCH_DISABLE_SHARE_RDZV_TCP_STORE={share}: exit codes {codes}")
+    print(f"went on from step {resumed}; every row as in an undisturbed run: {exact}")
 
 
 def _quiet(folder: Path) -> tuple[float, list[dict[str, object]]]:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import yaml
@@ -26,15 +26,24 @@ def write_run(path: Path, run: RunConfig) -> Path:
     return path
 
 
-def torchrun(
-    config: Path, out: Path, parallel: str, log: Path, restarts: int = 3, deaths: str | None = None
-) -> subprocess.Popen[bytes]:
-    """`mutransfer train` under torchrun's elastic agent on two processes; what it says goes to `log`.
+ONE_AGENT = ("--standalone", "--nproc-per-node", "2")
 
-    deaths: which rank kills itself where, for each attempt (tests.scaling.dying).
+
+def torchrun(
+    config: Path,
+    out: Path,
+    parallel: str,
+    log: Path,
+    restarts: int = 3,
+    deaths: str | None = None,
+    how: Sequence[str] = ONE_AGENT,
+) -> subprocess.Popen[bytes]:
+    """`mutransfer train` under an elastic agent of torchrun's; what it says goes to `log`.
+
+    deaths: which rank kills itself where, for each attempt (tests.scaling.dying). how: the agent's options.
     """
     program = ["sweeps.cli"] if deaths is None else ["tests.scaling.dying", deaths]
-    agent = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", str(restarts)]
+    agent = ["-m", "torch.distributed.run", *how, "--max-restarts", str(restarts)]
     command = [*agent, "-m", *program, "train", str(config), "--parallel", parallel, "--out", str(out)]
     with log.open("wb") as file:
         return subprocess.Popen([sys.executable, *command], cwd=ROOT, stdout=file, stderr=subprocess.STDOUT)
