@@ -29,6 +29,8 @@ class BudgetShape:
     tokens: int
     step: Step
     warnings: tuple[str, ...]
+    trusted: bool = True
+    """Whether nothing casts doubt on the law or on its split, as `budget` judges it."""
 
 
 def shape_of_budget(result: ScalingLawFit, flops: float, how: str, family: ModelConfig, batch_tokens: int) -> BudgetShape:
@@ -45,15 +47,18 @@ def shape_of_budget(result: ScalingLawFit, flops: float, how: str, family: Model
         raise DataError(
             Fault(f"budget {flops:g} FLOP", f"pays for less than one batch of {batch_tokens} tokens", "a larger budget")
         )
-    warnings = [f"the budget's split: {flag}" for flag in (*result.flags, *split.flags)]
+    flags, trusted = (*result.flags, *split.flags), result.trusted and not split.flags
+    warnings = [] if trusted else ["the split of the budget is not to be trusted, and width and tokens with it: exit code 1"]
+    warnings += [f"the budget's split: {flag}" for flag in flags]
     if counted == "not stated":
-        warnings.append("whether the law's parameters count embeddings is not stated: all tensors are counted in the width")
+        what = "whether the law's parameters count embeddings is not stated: all tensors are counted in the width"
+        warnings.append(f"{what} (--params-include embedding or non-embedding)")
     away = params / split.params.value
     if not 0.8 < away < 1.25:
         near = f"the nearest width at depth {family.depth} has {params:,} parameters, {away:.3g} times the best"
         warnings.append(f"{near}: give another depth")
     return BudgetShape(width, tokens, _step(result, split, flops, how, f"width {width}: {params:,} parameters, {tokens:,} tokens"),
-                       tuple(warnings))  # fmt: skip
+                       tuple(warnings), trusted)  # fmt: skip
 
 
 def _step(result: ScalingLawFit, split: Split, flops: float, how: str, value: str) -> Step:

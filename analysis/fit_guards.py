@@ -117,7 +117,9 @@ def far_split_flags(x: Inputs, split: Sequence[tuple[str, float]]) -> list[str]:
     """How far a compute-optimal size or token count lies from the rows."""
     flags = []
     for name, value in split:
-        beyond = float(np.log(value)) - float(x.whole(name).max())
-        if beyond > np.log(FAR):
-            flags.append(f"the optimal {name} {value:.4g} lies x{np.exp(beyond):.3g} above what was measured, beyond x{FAR:g}")
+        logs, at = x.whole(name), float(np.log(value))
+        for beyond, side in ((at - float(logs.max()), "above"), (float(logs.min()) - at, "below")):
+            if beyond > np.log(FAR):
+                far = f"lies x{np.exp(beyond):.3g} {side} what was measured, beyond x{FAR:g}"
+                flags.append(f"the optimal {name} {value:.4g} {far}")
     return flags

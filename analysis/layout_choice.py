@@ -1,14 +1,15 @@
 """What a large run costs: its FLOPs, and on named devices the layout that the planner ranks first, with its memory and hours.
 
-Owns `plan_layout` and `compute_step`. Nothing is assumed about a device that is not named.
+Owns `plan_layout`, `micro_batch` and `compute_step`. Nothing is assumed about a device that is not named.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from analysis.hardware import GIB, device_called
-from analysis.layouts import LayoutPlan, search_layouts
+from analysis.hardware import GIB, Device, device_called
+from analysis.layout_of_run import plan_of_run
+from analysis.layouts import LayoutPlan, LayoutSearch
 from analysis.memory_plan import gib
 from analysis.recommendation import Step
 from analysis.target import TargetGpus
@@ -16,6 +17,7 @@ from scaling.accounting import flops_per_token, run_flops
 from scaling.config import RunConfig
 from scaling.errors import ConfigError, Fault
 
+SHOWN_REASONS = 3
 OPTIONS = {
     "--device": "device",
     "--peak-tflops": "peak_tflops",
@@ -32,11 +34,19 @@ def plan_layout(run: RunConfig, gpus: TargetGpus | None, place: Callable[[str], 
     """Layouts of `run` on the target's devices, best first; None where they are not named. Raises ConfigError for an unknown device."""
     if gpus is None or gpus.device is None:
         return None
+    device = device_of(gpus, place)
+    return plan_of_run(run, run.model, device, gpus.count, LayoutSearch(micro_batch_size=gpus.micro_batch_size))
+
+
+def device_of(gpus: TargetGpus, place: Callable[[str], str], memory_is_read: bool = True) -> Device:
+    """The target's device. Raises ConfigError, in the words of the target file, for one that is not known."""
+    # Where memory is not read, a device that is not listed may state none.
+    memory_gib = gpus.memory_gib if memory_is_read else gpus.memory_gib or 1.0
     try:
-        device = device_called(
-            gpus.device,
+        return device_called(
+            gpus.device or "gpu",
             peak_tflops=gpus.peak_tflops,
-            memory_gib=gpus.memory_gib,
+            memory_gib=memory_gib,
             link_gb_s=gpus.link_gb_s,
             network_gb_s=gpus.network_gb_s,
             memory_gb_s=gpus.memory_gb_s,
@@ -44,15 +54,31 @@ def plan_layout(run: RunConfig, gpus: TargetGpus | None, place: Callable[[str], 
         )
     except ConfigError as error:
         raise ConfigError(*(_in_target(fault, place) for fault in error.faults)) from None
-    return search_layouts(run.model, device, gpus.count, run.training.batch_size, run.tokens)
+
+
+def in_target(text: str) -> str:
+    """The planner's words with a target file's keys in place of its options."""
+    for option, key in OPTIONS.items():
+        text = text.replace(option, f"gpus.{key}")
+    return text
 
 
 def _in_target(fault: Fault, place: Callable[[str], str]) -> Fault:
-    """A fault of the planner's options in the words of the target file."""
-    words = [fault.where, fault.what, fault.cure or ""]
-    for option, key in OPTIONS.items():
-        words = [text.replace(option, f"gpus.{key}") for text in words]
-    return Fault(f"{place('gpus')}: {words[0]}", words[1], words[2])
+    return Fault(f"{place('gpus')}: {in_target(fault.where)}", in_target(fault.what), in_target(fault.cure))
+
+
+def micro_batch(batch_size: int, gpus: TargetGpus | None, plan: LayoutPlan | None) -> tuple[int | None, list[str]]:
+    """Sequences a forward pass for the run's config: the first layout's, else the target's where its GPUs can share the batch so;
+    and why the target's is left out."""
+    if plan is not None and plan.ranked:
+        return plan.ranked[0].layout.micro_batch_size, []
+    stated = gpus.micro_batch_size if gpus else None
+    if gpus is None or stated is None:
+        return None, []
+    if batch_size % stated == 0 and (plan is not None or batch_size % (gpus.count * stated) == 0):
+        return stated, []
+    what = f"gpus.micro_batch_size {stated} does not share out a batch of {batch_size} sequences over {gpus.count} GPUs"
+    return None, [f"{what}: it is left out of the config"]
 
 
 def compute_step(run: RunConfig, gpus: TargetGpus | None, plan: LayoutPlan | None) -> tuple[Step, list[str]]:
@@ -76,16 +102,29 @@ def compute_step(run: RunConfig, gpus: TargetGpus | None, plan: LayoutPlan | Non
 def _layout(plan: LayoutPlan) -> tuple[str, list[str]]:
     """The best layout in words, and what speaks against it."""
     if not plan.ranked:
-        near = f"; the nearest is {plan.nearest.layout}" if plan.nearest else ""
-        what = f"no layout of {plan.candidates} fits {plan.devices} x {plan.device.name} of {gib(plan.device.memory_bytes)}"
-        return "no layout fits", [f"{what}{near}: more devices, or a smaller target (`mutransfer layout` says what lacks)"]
+        return "no layout fits", [_why_none(plan), *_notes(plan)]
     best = plan.ranked[0]
     middle, slowest, fastest = plan.hours(best)
     low, high = (f"{bound / GIB:.0f}" for bound in best.memory.band)
     memory = f"{low} to {high} of {gib(plan.device.memory_bytes)}"
     text = f"first of {len(plan.ranked)} layouts: {best.layout}, {memory}, {_time(middle)} ({_time(fastest)} to {_time(slowest)})"
     doubt = [] if best.fits == "yes" else [f"the best layout fits only perhaps: {memory}"]
-    return text, [*doubt, *(f"layout: {note}" for note in plan.notes)]
+    return text, [*doubt, *_notes(plan)]
+
+
+def _notes(plan: LayoutPlan) -> list[str]:
+    return [f"layout: {in_target(note)}" for note in plan.notes]
+
+
+def _why_none(plan: LayoutPlan) -> str:
+    """Memory that lacks, where some layout is possible at all; else what makes all of them impossible, most frequent first."""
+    devices = f"{plan.devices} x {plan.device.name}"
+    if plan.nearest is not None:
+        what = f"no layout of {plan.candidates} fits {devices} of {gib(plan.device.memory_bytes)}; the nearest is {plan.nearest.layout}"
+        return f"{what}: more devices, or a smaller target (`mutransfer layout` says what lacks)"
+    reasons = "; ".join(reason.removeprefix("impossible: ") for reason, _ in plan.reasons()[:SHOWN_REASONS])
+    cure = "another number of devices or batch_tokens, or no gpus.micro_batch_size" if reasons else "more devices"
+    return f"no layout of {plan.candidates} is possible on {devices}: {reasons}: {cure}"
 
 
 def _time(hours: float) -> str:

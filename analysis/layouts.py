@@ -17,7 +17,7 @@ from typing import Any, Literal
 from analysis.hardware import Arithmetic, Device
 from analysis.layout_experts import experts_of, model_flops, planned_parameters
 from analysis.layout_time import StepTime, step_time
-from analysis.memory_plan import SCHEMES, Checkpointing, DeviceMemory, Layout, device_memory, gib, part_layers
+from analysis.memory_plan import SCHEMES, TWO_MOMENTS, Checkpointing, DeviceMemory, Layout, device_memory, gib, part_layers
 from analysis.results import text_table
 from scaling.errors import Fault
 from scaling.model_config import ModelConfig
@@ -64,6 +64,8 @@ class LayoutPlan:
     ranked: tuple[PlannedLayout, ...]
     rejected: Mapping[str, int] = field(default_factory=dict)
     nearest: PlannedLayout | None = None
+    unplanned: tuple[str, ...] = ()
+    """What the run states and this plan does not read."""
 
     @property
     def candidates(self) -> int:
@@ -94,7 +96,7 @@ class LayoutPlan:
             notes.append(
                 "no published run checks the hours of a model with experts; the known ones are far slower (docs/planner.md)"
             )
-        return tuple(notes)
+        return (*notes, *self.unplanned)
 
     def hours(self, planned: PlannedLayout) -> tuple[float, float, float]:
         """Hours of the whole run at the middle, the lowest and the highest MFU."""
@@ -138,7 +140,7 @@ class LayoutPlan:
         if self.ranked:
             lines += ["", self._table(shown), "", _terms(self.ranked[0])]
         if self.rejected:
-            lines += ["", "left out:", *(f"{count:6}  {reason}" for reason, count in self._reasons())]
+            lines += ["", "left out:", *(f"{count:6}  {reason}" for reason, count in self.reasons())]
         lines += ["", *(f"? {note}" for note in self.notes)] if self.notes else []
         if self.nearest is not None:
             lines += [
@@ -152,7 +154,7 @@ class LayoutPlan:
             lines += ["", "nothing is possible", f"    cure: {cure}"]
         return "\n".join(lines)
 
-    def _reasons(self) -> list[tuple[str, int]]:
+    def reasons(self) -> list[tuple[str, int]]:
         """Reasons with their counts, those of one kind as one: the numbers in them are the layouts'."""
         kinds: dict[str, list[str]] = {}
         for reason in self.rejected:
@@ -309,6 +311,8 @@ class LayoutSearch:
     checkpointing: Sequence[Checkpointing] = SEARCHED_CHECKPOINTING
     ep: int | None = None
     fused: bool = True
+    moment_bytes: tuple[int, int] = TWO_MOMENTS
+    """Of the run's optimizer: see `Layout.moment_bytes`."""
 
     def layouts(self, model: ModelConfig, devices: int, batch_size: int, node: int) -> Iterator[Layout]:
         """Every way of writing `devices` as a product, tensor parallelism within a node."""
@@ -328,7 +332,8 @@ class LayoutSearch:
                 self.checkpointing,
                 [self.ep] if self.ep else _divisors(math.gcd(experts_of(model)[0], dp * cp)) if experts_of(model)[0] else (1,),
             ):
-                yield Layout(dp, tp, pp, cp, micro, batch_size, parts, sharding, kept, ep=ep, fused=self.fused)
+                options: dict[str, Any] = {"ep": ep, "fused": self.fused, "moment_bytes": self.moment_bytes}
+                yield Layout(dp, tp, pp, cp, micro, batch_size, parts, sharding, kept, **options)
 
 
 def fixed_faults(model: ModelConfig, search: LayoutSearch, devices: int, batch_size: int, node: int) -> list[Fault]:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from analysis.axes import AxisFit
 from analysis.results import Interval, interval_text, number
-from scaling.parametrization import HORIZON_SOURCE
 
 SIGNS: Mapping[str, float] = {"tokens": -1.0, "batch_tokens": 1.0, "depth": 0.0}
 """The default exponents, in units of the rule's."""
@@ -32,6 +31,8 @@ class LrExponent:
     measured: bool
     levels: tuple[float, ...] = ()
     """Sizes that were measured."""
+    ruled: bool = True
+    """Whether a published rule speaks of this axis: of depth none does, and of some optimizers none."""
 
     @property
     def octaves(self) -> float:
@@ -49,9 +50,10 @@ class LrExponent:
     def __str__(self) -> str:
         name = WORDS[self.axis]
         if not self.measured:
-            return f"{name} {number(self.default)} (rule)"
+            return f"{name} {number(self.default)} ({'rule' if self.ruled else 'no rule is known'})"
         sizes = ", ".join(f"{level:,.0f}" for level in self.levels)
-        return f"{name} {number(self.value)} {interval_text(self.interval)} (measured at {sizes}; rule {number(self.default)})"
+        rule = f"rule {number(self.default)}" if self.ruled else "no rule"
+        return f"{name} {number(self.value)} {interval_text(self.interval)} (measured at {sizes}; {rule})"
 
     def to_dict(self) -> dict[str, object]:
         names = ("axis", "ratio", "value", "interval", "default", "measured", "levels")
@@ -74,27 +76,26 @@ def _slope(fit: AxisFit) -> tuple[float, Interval, str]:
 
 
 def lr_exponents(
-    ratios: Mapping[str, float], rule: float, levels: Sequence[AxisFit], use_measured: bool = True
+    ratios: Mapping[str, float], rule: float, levels: Sequence[AxisFit], use_measured: bool = True, known: bool = True
 ) -> tuple[dict[str, LrExponent], list[str]]:
     """Exponents by axis, and warnings. ratios: of every axis in SIGNS; rule: the published exponent of (tokens / batch)^-rule.
 
-    use_measured: False takes the rule for all, and warns of nothing.
+    use_measured: False takes the rule for all, and warns of nothing. known: whether there is a rule for the optimizer.
     """
     fits, found, warnings = {fit.name: fit for fit in levels}, {}, []
     for axis, sign in SIGNS.items():
-        default = sign * rule
-        found[axis] = LrExponent(axis, ratios[axis], default, (default, default), default, False)
+        default, ruled = sign * rule, known and sign != 0
+        found[axis] = LrExponent(axis, ratios[axis], default, (default, default), default, False, ruled=ruled)
         fit = fits.get(axis)
         if fit is None or not use_measured:
             continue
         value, interval, fault = _slope(fit)
         if fault:
-            warnings.append(
-                f"{WORDS[axis]} was varied, and gives the LR no exponent ({fault}): the rule's {number(default)} holds"
-            )
+            left = f"the rule's {number(default)} holds" if ruled else "the LR stays"
+            warnings.append(f"{WORDS[axis]} was varied, and gives the LR no exponent ({fault}): {left}")
             continue
         sizes = tuple(fit.transfer.sizes())
-        found[axis] = LrExponent(axis, ratios[axis], value, interval, default, True, sizes)
+        found[axis] = LrExponent(axis, ratios[axis], value, interval, default, True, sizes, ruled)
     return found, warnings
 
 
@@ -107,7 +108,7 @@ def doubts(exponents: Mapping[str, LrExponent], rule_range: Interval) -> list[st
         name, (low, high) = WORDS[item.axis], item.interval
         if len(item.levels) < 3:
             said.append(f"the LR's exponent over {name} rests on {len(item.levels)} levels: measure a third")
-        if item.axis != "depth" and high - low > rule_range[1] - rule_range[0]:
+        if item.ruled and high - low > rule_range[1] - rule_range[0]:
             published = f"the rule's range is {number(rule_range[1] - rule_range[0])} wide"
             said.append(
                 f"the LR's exponent over {name} is measured to {interval_text(item.interval)}, and {published}: "
@@ -127,10 +128,3 @@ def lr_at_target(exponents: Mapping[str, LrExponent], rule: float, rule_range: I
         if item.measured:
             middle, low, high = middle + item.octaves, low + item.ends[0], high + item.ends[1]
     return middle, (low, high)
-
-
-def exponent_source(exponents: Mapping[str, LrExponent]) -> str:
-    """Where the exponents come from."""
-    moved = [item for item in exponents.values() if item.ratio != 1]
-    parts = ["this study"] if any(item.measured for item in moved) else []
-    return "; ".join([*parts, HORIZON_SOURCE] if any(not item.measured for item in moved) or not parts else parts)

@@ -26,6 +26,8 @@ matrix product is made again (torchtitan); full: a layer's input alone is kept."
 OVERHEAD = ((1.0 * GIB, 1.0), (3.0 * GIB, 1.1))
 """(bytes, factor), least and most, of what no formula counts: communication buffers, workspaces, the allocator's gaps."""
 ACTIVATION_BYTES = 2
+TWO_MOMENTS = (8, 8)
+"""Bytes a parameter of Adam's two fp32 moments, which every scheme's figure for the optimizer holds."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,8 @@ class Layout:
     """Expert parallel: ranks of dp * cp over which the experts of a block are split."""
     fused: bool = True
     """Whether norms, rotary positions and gates are a kernel each, by the engine or by torch.compile."""
+    moment_bytes: tuple[int, int] = TWO_MOMENTS
+    """What the optimizer keeps of a parameter beside its fp32 copy: of a block's matrices, and of all else."""
 
     @property
     def devices(self) -> int:
@@ -180,7 +184,8 @@ def stage_memory(model: ModelConfig, layout: Layout, stage: int) -> DeviceMemory
 
     def states(name: str) -> float:
         held = sharded_parameters(model, layout, stage) if name in scheme.sharded else parameters
-        return held * float(getattr(scheme, name))
+        fewer = sum(TWO_MOMENTS) / 2 - moment_bytes(model, layout, stage) if name == "optimizer" else 0.0
+        return held * (float(getattr(scheme, name)) - fewer)
 
     # A rank that shares its weights with nobody has no whole copy to gather.
     unit = scheme.unit_bytes * largest_unit(model, layout, stage) if layout.shards > 1 else 0.0
@@ -256,6 +261,16 @@ def stage_parameters(model: ModelConfig, layout: Layout, stage: int) -> float:
     block = _on_device(_parts(model)[0], layout.tp) + _experts_held(model, layout)
     blocks = stage_layers(model.depth, layout, stage) * block
     return blocks + sum(_on_device(group, layout.tp) for group in _ends(model, layout, stage))
+
+
+def moment_bytes(model: ModelConfig, layout: Layout, stage: int) -> float:
+    """Bytes a parameter that the stage's optimizer keeps beside its fp32 copy, the mean over its parameters."""
+    matrices, others = layout.moment_bytes
+    if matrices == others:
+        return float(matrices)
+    block = _on_device([spec for spec in _parts(model)[0] if len(spec.shape) > 1], layout.tp) + _experts_held(model, layout)
+    share = stage_layers(model.depth, layout, stage) * block / stage_parameters(model, layout, stage)
+    return share * matrices + (1 - share) * others
 
 
 def sharded_parameters(model: ModelConfig, layout: Layout, stage: int) -> float:

@@ -1,6 +1,6 @@
 """From a study's transfer fit to the config of a large run: numbered steps, each with formula, source, value and assumption.
 
-Owns `recommend` and `check_target`. Pure: the target run's config is computed from the study's own run config through
+Owns `recommend`. Pure: the target run's config is computed from the study's own run config through
 `scaling.parametrization`.
 """
 
@@ -14,64 +14,29 @@ from analysis.axes import AxisFit
 from analysis.batch_choice import BatchChoice
 from analysis.budget_shape import BudgetShape
 from analysis.decay_timescale import timescale_step
-from analysis.layout_choice import compute_step, plan_layout
+from analysis.layout_choice import compute_step, micro_batch, plan_layout
 from analysis.loss_at_target import loss_at_target
-from analysis.lr_exponents import LrExponent, doubts, exponent_source, lr_at_target, lr_exponents
-from analysis.recommendation import NO_INTERVAL, Interval, Quantity, Recommendation, Step, lr_range
+from analysis.lr_exponents import LrExponent, lr_exponents
+from analysis.lr_step import carried_lr, horizon_rule, own_rule_step
+from analysis.measured import extrapolation, far_warnings, measured_of
+from analysis.optimizer_step import optimizer_step, optimizer_values
+from analysis.recommendation import NO_INTERVAL, Quantity, Recommendation, Step, lr_range
 from analysis.results import interval_text, number
 from analysis.target import TargetConfig
+from analysis.target_check import check_target
 from analysis.transfer import TransferFit
 from scaling.accounting import parameter_counts
 from scaling.config import RunConfig
 from scaling.errors import ConfigError, Fault
 from scaling.hyperparameters import HYPERPARAMETERS, with_values
-from scaling.parametrization import HORIZON_SOURCE, TensorRule, at_horizon, horizon_betas, tensor_rules
+from scaling.parametrization import TensorRule, at_horizon, horizon_betas, tensor_rules
 from scaling.schedule import warmup_steps
 
 if TYPE_CHECKING:
     from analysis.fit_result import ScalingLawFit
 
-MAX_STEPS = 2**31 - 1
-FAR = 10.0
-"""Extrapolation beyond this factor is warned about."""
-
-
-def _factor(ratio: float) -> str:
-    """A ratio in three or four digits, without an exponent of ten."""
-    return f"{ratio:,.0f}" if ratio >= 1000 else f"{ratio:.4g}"
-
-
-def check_target(target: TargetConfig, template: RunConfig, place: Callable[[str], str] = str) -> None:
-    """Raise ConfigError with every reason why the study cannot speak about this target.
-
-    place: key -> where it was written, for the message.
-    """
-    faults = []
-    base = template.base.width
-    if target.width < base:
-        cure = f"give a width of at least {base}, or train the small model directly: a sweep at its own width is cheap"
-        faults.append(Fault(place("width"), f"target width {target.width} is smaller than the base width {base}", cure))
-    reason = template.model.check_width(target.width)
-    if reason:
-        faults.append(Fault(place("width"), reason))
-    context = target.context or template.model.context
-    if target.batch_tokens is not None and target.batch_tokens % context:
-        near = max(round(target.batch_tokens / context), 1) * context
-        what = f"batch_tokens {target.batch_tokens} is not a multiple of the context {context}"
-        faults.append(Fault(place("batch_tokens"), what, f"for example {near}"))
-    batch_tokens = target.batch_tokens or template.batch_tokens
-    if target.tokens < batch_tokens:
-        faults.append(Fault(place("tokens"), f"{target.tokens} tokens are less than one batch of {batch_tokens}"))
-    elif target.tokens // batch_tokens > MAX_STEPS:
-        faults.append(Fault(place("tokens"), f"{target.tokens} tokens are more than {MAX_STEPS} steps of {batch_tokens} tokens"))
-    if target.gpus is not None and target.gpus.device is None and not faults:
-        sequences = batch_tokens // context
-        if sequences % target.gpus.count:
-            near = max(round(sequences / target.gpus.count), 1) * target.gpus.count * context
-            what = f"a batch of {sequences} sequences does not divide over {target.gpus.count} GPUs"
-            faults.append(Fault(place("gpus"), what, f"batch_tokens: {near}, or another number of GPUs"))
-    if faults:
-        raise ConfigError(*faults)
+DROPPED = 0.01
+"""Share of the target's tokens that whole steps may leave over without a warning."""
 
 
 def recommend(
@@ -90,7 +55,7 @@ def recommend(
     template: any run of the study in the recommended parametrization; losses: width -> best loss; axes: what else was varied:
     other hyperparameters, whose best values replace the template's, and tokens, batch and depth, whose LR exponents replace the rule's.
     batch: what was measured of the batch; taken where the target states none. budget: where the target's width and tokens come from.
-    law: of the loss, for targets that differ from the study in tokens or depth. `check_target` first. place: as there.
+    law: of the loss, for targets that differ from the study in tokens or depth. place: as in `check_target`.
     Raises ConfigError when no width has an optimum to start from, and for devices that are not known.
     """
     usable = [optimum for optimum in fit.optima if optimum.censored is None]
@@ -99,10 +64,7 @@ def recommend(
         raise ConfigError(Fault("", f"no width has an interior best LR under {fit.parametrization}", cure))
     chosen = chosen_batch(target, template, batch)
     check_target(target.model_copy(update={"batch_tokens": chosen}), template, place)
-    derivation = _Derivation(template, fit, target, losses, batch, law, place)
-    if budget is not None:
-        derivation.steps.append(budget.step)
-        derivation.warnings += budget.warnings
+    derivation = _Derivation(template, fit, target, losses, batch, budget, law, place)
     derivation.take([axis for axis in axes if axis.is_line])
     return derivation.recommendation([axis for axis in axes if not axis.is_line])
 
@@ -120,14 +82,16 @@ class _Derivation:
 
     def __init__(
         self, template: RunConfig, fit: TransferFit, target: TargetConfig, losses: Mapping[int, Quantity],
-        batch: BatchChoice | None, law: ScalingLawFit | None, place: Callable[[str], str],
+        batch: BatchChoice | None, budget: BudgetShape | None, law: ScalingLawFit | None, place: Callable[[str], str],
     ) -> None:  # fmt: skip
         self.template, self.fit, self.target, self.losses = template, fit, target, losses
         self.batch, self.law, self.place = batch, law, place
+        self.rule = horizon_rule(template.optimizer, template.base.steps, target)
         self.exponents: dict[str, LrExponent] = {}
-        self.steps: list[Step] = []
+        self.steps: list[Step] = [budget.step] if budget else []
         self.lines: list[Step] = []
-        self.warnings: list[str] = []
+        self.warnings: list[str] = [*budget.warnings] if budget else []
+        self.sized_by = "the budget" if budget else "the target file"
         usable = [optimum for optimum in fit.optima if optimum.censored is None]
         self.largest = max(usable, key=lambda optimum: optimum.width)
         # The nearest measured width; of two equally near ones the larger.
@@ -171,41 +135,41 @@ class _Derivation:
         self.template = with_values(self.template, values)
 
     def recommendation(self, levels: Sequence[AxisFit]) -> Recommendation:
+        measured = measured_of(self.template, self.fit, levels)
         self._shape()
         self._batch()
         self.steps += self.lines
-        base_lr = self._base_lr()
-        lr = self._lr_at_target(base_lr, levels)
+        lr = self._lr_at_target(self._base_lr(), levels)
         run = self._run(lr.value)
+        own = own_rule_step(run, lr.value)
+        self.steps += [own] if own else []
         rules = tuple(tensor_rules(run))
         self._width_rule(rules)
         self._rest(run)
         self._decay(run)
-        predicted = self._predicted_loss()
+        found = loss_at_target(self.template, self.model, run.tokens, self.batch_tokens, self.losses, measured, self.law)
+        self.steps += found.steps
+        self.warnings += found.warnings
         costs = self._wrong_lr()
         layout = plan_layout(run, self.target.gpus, self.place)
         step, doubts_of_layout = compute_step(run, self.target.gpus, layout)
         self.steps.append(step)
-        self.warnings += doubts_of_layout
-        extrapolation = {
-            "width": self.model.width / self.largest.width,
-            "depth": self.model.depth / self.template.model.depth,
-            "tokens": self.tokens_ratio,
-            "batch": self.batch_ratio,
-        }
-        self._warn(extrapolation)
+        micro, doubts_of_micro = micro_batch(self.batch_size, self.target.gpus, layout)
+        run = run.model_copy(update={"training": run.training.model_copy(update={"micro_batch_size": micro})})
+        factors = extrapolation(measured, self.model.width, self.model.depth, run.tokens, self.batch_tokens)
+        self.warnings += [*doubts_of_layout, *doubts_of_micro, *far_warnings(factors)]
+        self._warn()
         return Recommendation(
-            run, self.target, self.fit.parametrization, self._quantities(run, lr), rules, predicted, extrapolation,
+            run, self.target, self.fit.parametrization, self._quantities(run, lr), rules, found.loss, factors,
             tuple(self.warnings), tuple(self.steps), costs, self.exponents, self.batch, layout,
         )  # fmt: skip
 
     def _quantities(self, run: RunConfig, lr: Quantity) -> dict[str, Quantity]:
-        optimizer = run.optimizer
         numbers = {
             "tokens": run.tokens,
             "steps": run.training.steps,
             "warmup_steps": warmup_steps(run.schedule, run.training.steps),
-            **{name: getattr(optimizer, name) for name in ("weight_decay", "beta1", "beta2", "eps", "clip_norm")},
+            **optimizer_values(run),
         }
         chosen = self.batch is not None and self.target.batch_tokens is None
         batch = Quantity(float(self.batch_tokens), self.batch.interval if self.batch and chosen else NO_INTERVAL)
@@ -218,7 +182,7 @@ class _Derivation:
         value += f"{counts.total:,} parameters ({counts.non_embedding:,} without embeddings)"
         ratio = self.model.width / self.template.base.width
         self.steps.append(
-            Step("Shape", f"m_N = {self.model.width} / {self.template.base.width} = {ratio:g}", value, "the target file")
+            Step("Shape", f"m_N = {self.model.width} / {self.template.base.width} = {ratio:g}", value, self.sized_by)
         )
 
     def _base_lr(self) -> Quantity:
@@ -261,58 +225,14 @@ class _Derivation:
 
     def _lr_at_target(self, base_lr: Quantity, levels: Sequence[AxisFit]) -> Quantity:
         """By exponents that the study measured over tokens, batch and depth, and the rule's for what it did not vary."""
-        rule, rule_range = self._rule()
         ratios = {"tokens": self.tokens_ratio, "batch_tokens": self.batch_ratio}
         ratios["depth"] = self.model.depth / self.template.model.depth
-        self.exponents, unused = lr_exponents(ratios, rule, levels, self.target.exponents == "measured")
-        moved, (low, high) = lr_at_target(self.exponents, rule, rule_range)
-        lr = Quantity(base_lr.value * 2**moved, (base_lr.interval[0] * 2**low, base_lr.interval[1] * 2**high))
-        self._lr_step(base_lr, lr, rule, rule_range)
-        self.warnings += [*unused, *doubts(self.exponents, rule_range)]
+        use_measured, known = self.target.exponents == "measured", not self.rule.fault
+        self.exponents, unused = lr_exponents(ratios, self.rule.exponent, levels, use_measured, known)
+        lr, step, doubts = carried_lr(base_lr, self.exponents, self.rule)
+        self.steps.append(step)
+        self.warnings += [*unused, *doubts]
         return lr
-
-    def _rule(self) -> tuple[float, Interval]:
-        """The published exponent of (tokens / batch)^-exponent, and its range, on the LR that was swept."""
-        low, high = self.target.horizon_exponent_range
-        exponent = self._horizon_exponent()
-        if self.template.optimizer.horizon_fault:
-            return 0.0, (0.0, 0.0)
-        if self.template.base.steps:
-            # The run's own rule carries its base LR to its number of steps: what is left is how far off that rule's exponent may be.
-            return 0.0, (min(low - exponent, 0.0), max(high - exponent, 0.0))
-        return exponent, (low, high)
-
-    def _lr_step(self, base_lr: Quantity, lr: Quantity, rule: float, rule_range: Interval) -> None:
-        ratios = f"tokens x{_factor(self.tokens_ratio)}, batch x{_factor(self.batch_ratio)}"
-        named = {axis: item for axis, item in self.exponents.items() if axis != "depth" or item.measured}
-        exponents = "; ".join(map(str, named.values()))
-        moved = [item for item in named.values() if item.ratio != 1]
-        measured, ruled = any(item.measured for item in moved), not all(item.measured for item in moved)
-        by_rule = base_lr.value * self.steps_ratio**-rule
-        beside = f"; the rule alone would give {by_rule:.3g}" if measured else ""
-        apart = abs(math.log2(lr.value / by_rule))
-        if measured and apart > 1:
-            what = f"the LR by the study's exponents, {lr.value:.3g}, and by the published rule, {by_rule:.3g}, are x{2**apart:.3g} apart"
-            self.warnings.append(f"{what}: measure nearer to the target's tokens and batch, or say exponents: rule in the target")
-        ends = f" and exponents {number(rule_range[0])} to {number(rule_range[1])} of the rule" if ruled else ""
-        value = f"{lr.value:.3g}; {lr_range(lr.interval)} with the study's 90 % intervals{ends}{beside}"
-        assumption = "what is measured goes on as it did" if measured else "a published rule, not measured in this study"
-        assumption += "; the rest follows a published rule" if measured and ruled else ""
-        self.steps.append(
-            Step(
-                "LR at the target's tokens and batch",
-                f"base LR * (tokens ratio)^a * (batch ratio)^b; {ratios}; exponents: {exponents}",
-                value,
-                exponent_source(named),
-                "" if not moved else f"{assumption}; the batch stays below the critical batch",
-            )
-        )
-
-    def _horizon_exponent(self) -> float:
-        """The run's own where it has base.steps, else the target's; 0 where no rule is known for the optimizer, whose LR then stays."""
-        if self.template.optimizer.horizon_fault:
-            return 0.0
-        return self.template.optimizer.horizon_exponent if self.template.base.steps else self.target.horizon_exponent
 
     def _run(self, lr: float) -> RunConfig:
         """The large run, with everything that the study holds fixed taken over."""
@@ -327,25 +247,15 @@ class _Derivation:
             update = {"betas_rule": "horizon"} if base_steps else {"beta1": beta1, "beta2": beta2}
             optimizer = optimizer.model_copy(update=update)
         if self.template.base.steps:
-            optimizer = optimizer.model_copy(update={"lr": lr, "horizon_exponent": self._horizon_exponent()})
+            optimizer = optimizer.model_copy(update={"lr": lr})
         else:
-            optimizer = at_horizon(optimizer, self.steps_ratio, self._horizon_exponent()).model_copy(update={"lr": lr})
+            optimizer = at_horizon(optimizer, self.steps_ratio, self.rule.carried).model_copy(update={"lr": lr})
         training = self.template.training.model_copy(
-            update={"steps": self.train_steps, "batch_size": self.batch_size, "micro_batch_size": self._micro_batch(), "seed": 0}
+            update={"steps": self.train_steps, "batch_size": self.batch_size, "micro_batch_size": None, "seed": 0}
         )
         base = self.template.base.model_copy(update={"depth": self.template.base.depth or self.template.model.depth})
         updates = {"model": self.model, "optimizer": optimizer, "training": training, "base": base, "recommended": None}
         return RunConfig.model_validate(self.template.model_copy(update=updates).model_dump())
-
-    def _micro_batch(self) -> int | None:
-        gpus = self.target.gpus
-        if gpus is None or gpus.micro_batch_size is None:
-            return None
-        per_gpu = self.batch_size // gpus.count
-        if per_gpu % gpus.micro_batch_size:
-            self.warnings.append(f"{per_gpu} sequences a GPU are no multiple of its micro_batch_size; left out")
-            return None
-        return gpus.micro_batch_size
 
     def _width_rule(self, rules: tuple[TensorRule, ...]) -> None:
         lrs = {rule.role: rule for rule in reversed(rules)}
@@ -358,21 +268,19 @@ class _Derivation:
             self.steps.append(Step(f"{role} tensors, {rule.name} first", ", ".join(parts), value, rule.source))
 
     def _rest(self, run: RunConfig) -> None:
-        schedule, optimizer, steps = run.schedule, run.optimizer, run.training.steps
-        same = "as in the study"
-        value = f"{steps:,} steps of {self.batch_tokens:,} tokens"
-        self.steps.append(
-            Step("Steps and batch", f"{self.target.tokens:,} tokens / {self.batch_tokens:,}", value, "the target file")
-        )
+        schedule, steps = run.schedule, run.training.steps
+        formula = f"{self.target.tokens:,} tokens / {self.batch_tokens:,}"
+        left = self.target.tokens - run.tokens
+        value = f"{steps:,} steps of {self.batch_tokens:,} tokens = {run.tokens:,} tokens"
+        self.steps.append(Step("Steps and batch", formula, value, self.sized_by))
+        if left > DROPPED * self.target.tokens:
+            what = f"{left:,} of the target's {self.target.tokens:,} tokens are left over: {value}"
+            self.warnings.append(f"{what}; give tokens that are a multiple of the batch, or a smaller batch")
         fraction = f"warm-up {schedule.warmup_fraction:g} of the steps"
         value = f"{warmup_steps(schedule, steps):,} steps of warm-up, then {schedule.kind}"
         value += f" (decay over the last {schedule.decay_fraction:g})" if schedule.kind == "wsd" else ""
-        self.steps.append(Step("Schedule", fraction, value, same, "the shares of warm-up and decay stay right"))
-        value = f"betas {optimizer.beta1:g}, {optimizer.beta2:g}; eps {optimizer.eps:.2g}; "
-        value += f"weight decay {optimizer.weight_decay:g}; clipping at {optimizer.clip_norm}; {run.training.precision}"
-        exponent = self._horizon_exponent()
-        rule = f"eps * S^{exponent:g}, weight decay * S^-{exponent:g}, betas: {self.target.betas}"
-        self.steps.append(Step(f"{optimizer.kind} at the base shape", rule, value, f"{same}; {HORIZON_SOURCE}"))
+        self.steps.append(Step("Schedule", fraction, value, "as in the study", "the shares of warm-up and decay stay right"))
+        self.steps.append(optimizer_step(run, self.rule, self.target.betas))
 
     def _decay(self, run: RunConfig) -> None:
         optimizer = self.template.optimizer.model_copy(update={"lr": 2**self.start.log2_lr})
@@ -380,13 +288,6 @@ class _Derivation:
         step, warnings = timescale_step(run, self.template.model_copy(update={"optimizer": optimizer, "model": model}))
         self.steps += [step] if step else []
         self.warnings += warnings
-
-    def _predicted_loss(self) -> Quantity:
-        found = loss_at_target(self.template, self.model, self.tokens_ratio, self.batch_ratio, self.losses, self.law)
-        self.warnings += found.warnings
-        if found.step is not None:
-            self.steps.append(found.step)
-        return found.loss
 
     def _wrong_lr(self) -> dict[str, float]:
         costs = {f"x{factor:g}": self.fit.cost_at(self.largest.width, math.log2(factor)) for factor in (0.5, 2.0)}
@@ -398,20 +299,17 @@ class _Derivation:
         self.steps.append(Step(f"What a wrong LR costs, at {where}", formula, text, "this study", "the curve keeps its shape"))
         return costs
 
-    def _warn(self, extrapolation: Mapping[str, float]) -> None:
-        for axis, factor in extrapolation.items():
-            if factor > FAR or factor < 1 / FAR:
-                self.warnings.append(f"{axis} lies x{_factor(factor)} from what was measured, beyond x{FAR:g}")
-        if extrapolation["depth"] != 1 and not self.exponents["depth"].measured and self.fit.parametrization != "completep":
+    def _warn(self) -> None:
+        deeper = self.model.depth != self.template.model.depth
+        if deeper and not self.exponents["depth"].measured and self.fit.parametrization != "completep":
             self.warnings.append("muP carries the LR over width only; depth differs from the study's: study the target's depth")
         if self.model.vocab_size != self.template.model.vocab_size:
             self.warnings.append("the vocabulary differs from the study's, and with it the data: the study's LR is a guess there")
         if self.model.context != self.template.model.context:
             self.warnings.append("the context differs from the study's")
-        unknown = self.template.optimizer.horizon_fault
-        carried = all(self.exponents[axis].measured for axis in ("tokens", "batch_tokens"))
-        if unknown and self.steps_ratio != 1 and not carried:
-            self.warnings.append(f"{unknown}: its values are left as they are")
+        if self.rule.fault and self.steps_ratio != 1:
+            lr = "" if all(self.exponents[axis].measured for axis in ("tokens", "batch_tokens")) else "LR, "
+            self.warnings.append(f"{self.rule.fault}: its {lr}decay and eps are left as they are")
         if self.target.gpus is not None and self.template.runtime.device == "cpu":
             self.warnings.append("data, context, precision and device are the study's: set those of the large run in its config")
         if self.fit.parametrization == "sp":

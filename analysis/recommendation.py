@@ -55,7 +55,7 @@ class Recommendation:
     tensors: tuple[TensorRule, ...]
     predicted_loss: Quantity
     extrapolation: Mapping[str, float]
-    """Target over the largest measured, an axis each."""
+    """Target over the largest measured, or over the smallest where it lies below; 1 in between; an axis each."""
     warnings: tuple[str, ...]
     steps: tuple[Step, ...]
     wrong_lr_costs: Mapping[str, float] = field(default_factory=dict)
@@ -71,6 +71,14 @@ class Recommendation:
     def fits(self) -> bool:
         """Whether a layout surely fits the devices; True where they are not named."""
         return self.layout is None or bool(self.layout.ranked and self.layout.ranked[0].fits == "yes")
+
+    def _interval_of(self) -> str:
+        """What the LR's interval is made of."""
+        moved = [item for item in self.lr_exponents.values() if item.ratio != 1]
+        parts = ["the study's 90 % interval"]
+        parts += ["those of its exponents"] if any(item.measured for item in moved) else []
+        parts += ["the horizon exponent's range"] if any(not item.measured and item.ruled for item in moved) else []
+        return f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else parts[0]
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -94,7 +102,7 @@ class Recommendation:
         lines = [
             f"Recommended for {self.target.name} (width {self.run.model.width}, depth {self.run.model.depth}, "
             f"{self.run.tokens:,} tokens): base LR 2^{math.log2(lr.value):.2f} = {lr.value:.3g} "
-            f"({lr_range(lr.interval)}: the study's 90 % interval and the horizon exponent's range), {self.parametrization}",
+            f"({lr_range(lr.interval)}: {self._interval_of()}), {self.parametrization}",
             "",
         ]
         for index, step in enumerate(self.steps, start=1):

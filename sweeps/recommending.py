@@ -1,6 +1,7 @@
 """From a study or a table to the config of the large run: what the recommendation starts from, and the file that it is written to.
 
-Owns `recommendation_of`, `template_of`, `target_file` and `write_recommended`. The derivation itself is `analysis.recommend`'s.
+Owns `recommendation_of`, `template_of`, `target_file`, `check_recommended` and `write_recommended`. The derivation itself is
+`analysis.recommend`'s.
 """
 
 from __future__ import annotations
@@ -60,11 +61,10 @@ def recommendation_of(
     law: ScalingLawFit | None = None,
 ) -> Recommendation:
     """The recommendation for a target. Raises ConfigError where the study cannot speak about it."""
-    from analysis.recommend import Quantity, check_target, recommend
+    from analysis.recommend import Quantity, recommend
     from analysis.report import preferred
 
     fit = preferred(fits)
-    check_target(target, template, place)
     losses = {optimum.width: Quantity(optimum.best_loss, optimum.best_loss_interval) for optimum in fit.optima}
     chosen = [found[fit.parametrization] for found in axes.values() if fit.parametrization in found]
     return recommend(template, fit, target, losses, chosen, batch, budget, law, place)
@@ -112,6 +112,16 @@ def sizes_of(run: Path) -> dict[str, float]:
     return {"depth": config.model.depth, "batch_tokens": config.batch_tokens, "tokens": config.tokens}
 
 
+HEAD = "# The large run, as recommended."
+
+
+def check_recommended(out: Path | None) -> None:
+    """Raise ConfigError where `out` is a folder, or a file that `recommend` did not write: a study's, a table, a target."""
+    from sweeps.outputs import check_out
+
+    check_out(out, lambda text: text.startswith(HEAD), "recommended config")
+
+
 def write_recommended(path: Path, recommendation: Recommendation, source: Path) -> None:
     """The large run as a RunConfig: `mutransfer explain` and `train` take it as it is. source: the study's directory, or the table."""
     import yaml
@@ -119,9 +129,7 @@ def write_recommended(path: Path, recommendation: Recommendation, source: Path) 
     from scaling.records import write_atomic
     from sweeps.recommended_from import origin
 
-    head = (
-        "# The large run, as recommended. The optimizer's values are those at the base shape; `mutransfer explain` on this file\n"
-    )
+    head = f"{HEAD} The optimizer's values are those at the base shape; `mutransfer explain` on this file\n"
     head += "# prints what they become for each tensor. Derivation: recommendation.json, or `mutransfer recommend`.\n"
     run = recommendation.run.model_copy(update={"recommended": origin(source, path.parent)})
     write_atomic(path, head + yaml.safe_dump(run.model_dump(mode="json"), sort_keys=False))
@@ -158,6 +166,7 @@ def _batch_by_law(source: Path, law: str, template: RunConfig, target: TargetCon
     from analysis.batch_choice import of_critical_batch, of_lr_batch
     from analysis.fit import fit
     from scaling.accounting import parameter_counts
+    from sweeps.law_for_target import kind_in
 
     shape = {"width": target.width, "depth": target.depth or template.model.depth, "context": context}
     shape |= {"vocab_size": target.vocab_size} if target.vocab_size else {}
@@ -166,5 +175,5 @@ def _batch_by_law(source: Path, law: str, template: RunConfig, target: TargetCon
     if law == "critical-batch":
         critical = fit(source, "critical-batch")
         return of_critical_batch(critical.predict(**{name: sizes[name] for name in critical.regressors}), context, str(source))
-    best = fit(source, "lr-batch")
+    best = fit(source, "lr-batch", parametrization=kind_in(source, template.parametrization.kind))
     return of_lr_batch(best.predict(**{name: sizes[name] for name in best.line.regressors}), str(source))
