@@ -25,8 +25,8 @@ TRAINING = ("train_fsdp.py", *REPLACEABLE)
 
 
 def faults(run: RunConfig) -> list[Fault]:
-    """What train_fsdp.py would refuse of `run`."""
-    if run.training.precision != "fp16":
+    """What train_fsdp.py would refuse of `run`, where it is written."""
+    if run.training.precision != "fp16" or run.optimizer.kind in OWN_OPTIMIZERS:
         return []
     cure = "--set training.precision=bf16, or --engine deepspeed, which scales losses and is given the same plan.json"
     return [Fault("training.precision", "train_fsdp.py does not scale losses, as fp16 needs", cure)]
