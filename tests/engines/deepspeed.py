@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +11,6 @@ os.environ |= {"DS_ACCELERATOR": "cpu", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT
 os.environ |= {"LOCAL_RANK": "0"}
 
 import deepspeed
-import deepspeed.comm.torch
 import torch.distributed as dist
 
 from scaling.config import RunConfig
@@ -28,7 +28,7 @@ PACKAGE = "deepspeed"
 
 def tables() -> Iterator[Table]:
     # A reduction between processes of one machine, which is compiled on its first use, for more than a minute.
-    deepspeed.comm.torch.build_shm_op = lambda: None
+    vars(importlib.import_module("deepspeed.comm.torch"))["build_shm_op"] = lambda: None  # the attribute of that name is torch
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     deepspeed.init_distributed("gloo")
     cases: list[tuple[RunConfig, Form, int]] = [(MUP, "multipliers", 1), (COMPLETEP, "multipliers", 2), (UMUP, "folded", 3)]

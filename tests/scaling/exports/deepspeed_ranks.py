@@ -80,10 +80,11 @@ def main(folder: Path) -> None:
     os.environ["DS_ACCELERATOR"] = "cpu"
     # DeepSpeed decorates functions with it that nothing here calls; the import of the compiler takes a second of each process.
     torch.compile = lambda function=None, **_: (lambda decorated: decorated) if function is None else function
-    import deepspeed.comm.torch
+    import deepspeed
 
-    # A faster reduction between processes of one machine, which is compiled on its first use, for more than a minute.
-    deepspeed.comm.torch.build_shm_op = lambda: None
+    # A faster reduction between processes of one machine, whose C++ is compiled on its first use, for a minute. By the module's name: as an
+    # attribute `deepspeed.comm.torch` is torch itself.
+    vars(importlib.import_module("deepspeed.comm.torch"))["build_shm_op"] = lambda: None
     deepspeed.init_distributed("gloo")
     run = RunConfig.model_validate_json((folder / "run.json").read_text())
     found = {"plain": plain(run, folder)} | {stage: engine_of(run, folder / f"zero{stage}") for stage in ("1", "2", "3")}
