@@ -219,7 +219,8 @@ def load_lr_batch_table(
 def _one_parametrization(frame: pd.DataFrame, wanted: str | None, place: str, notes: list[str]) -> pd.DataFrame:
     there = sorted(set(frame["parametrization"].astype(str))) if "parametrization" in frame else []
     if wanted is not None and wanted not in there:
-        raise DataError(Fault(f"--parametrization {wanted}", f"is not in {place}", f"choose from: {', '.join(there) or 'none'}"))
+        cure = f"choose from: {', '.join(there)}" if there else "leave it out: the table has no column parametrization"
+        raise DataError(Fault(f"--parametrization {wanted}", f"is not in {place}", cure))
     if wanted is None and len(there) > 1:
         what = f"holds runs of several parametrizations ({', '.join(there)}), whose best learning rates follow different laws"
         raise DataError(Fault(place, what, f"choose one: --parametrization {there[0]}"))

@@ -226,7 +226,8 @@ def _parametrization(tidy: pd.DataFrame, wanted: str | None, place: str, notes: 
     if wanted is None:
         return tidy
     if wanted not in there:
-        raise DataError(Fault(f"--parametrization {wanted}", f"is not in {place}", f"choose from: {', '.join(there) or 'none'}"))
+        cure = f"choose from: {', '.join(there)}" if there else "leave it out: the table has no column parametrization"
+        raise DataError(Fault(f"--parametrization {wanted}", f"is not in {place}", cure))
     keep = tidy["parametrization"].astype(str) == wanted
     notes.append(f"{int((~keep).sum())} runs of other parametrizations left out")
     return tidy[keep]

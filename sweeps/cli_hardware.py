@@ -78,7 +78,8 @@ def layout_command(
 ) -> int:
     """Which layouts of a run fit on the devices, ranked by speed: memory by term, communication, pipeline bubble, MFU, hours."""
     from analysis.hardware import device_called
-    from analysis.layouts import LayoutSearch, search_layouts
+    from analysis.layout_of_run import plan_of_run, search_of_run
+    from analysis.layouts import LayoutSearch
     from scaling.config import RunConfig
     from scaling.config_file import load_config
     from sweeps.recommended_from import check_origin
@@ -93,8 +94,8 @@ def layout_command(
     known = _known(config, run, sharding, checkpointing)
     model = _with_experts(config.model, experts_asked)
     search = LayoutSearch(tp, pp, cp, dp, micro_batch, virtual_stages, **known, ep=ep, fused=fused)
-    _possible(model, config.training.batch_size, search, gpus, found)
-    plan = search_layouts(model, found, gpus, config.training.batch_size, config.tokens, search, kind)
+    _possible(model, config.training.batch_size, search_of_run(config, search), gpus, found)
+    plan = plan_of_run(config, model, found, gpus, search, kind)
     answer(plan.to_dict(show), lambda: plan.text(show), json)
     return OK if plan.ranked and plan.ranked[0].fits == "yes" else NOT_OK
 
@@ -159,7 +160,6 @@ def budget_command(
     ] = None,
     arithmetic: Annotated[str | None, typer.Option(help="With --gpu-hours: bf16 (default) or fp8.", show_default=False)] = None,
     peak_tflops: Annotated[float | None, typer.Option(help="Dense peak of an unlisted device.", show_default=False)] = None,
-    memory_gib: Annotated[float | None, typer.Option(help="Usable memory of an unlisted device.", show_default=False)] = None,
     law: Annotated[str, typer.Option(help="The scaling law that is fitted and split, as for `fit`.")] = "chinchilla",
     columns: Annotated[
         list[str] | None, typer.Option("--column", help="Name of a column: --column params=N.", show_default=False)
@@ -167,6 +167,7 @@ def budget_command(
     where: Annotated[
         list[str] | None, typer.Option("--where", help="Rows to keep: --where 'loss<4'.", show_default=False)
     ] = None,
+    parametrization: Annotated[str | None, typer.Option(help="Only runs of this one.", show_default=False)] = None,
     params_include: Annotated[
         str | None, typer.Option(help="What params count: embedding or non-embedding.", show_default=False)
     ] = None,
@@ -177,17 +178,18 @@ def budget_command(
     from analysis.hardware import budget_flops, device_called
 
     needed = {"--device": device, "--mfu": mfu}
-    more = {"--arithmetic": arithmetic, "--peak-tflops": peak_tflops, "--memory-gib": memory_gib}
+    more = {"--arithmetic": arithmetic, "--peak-tflops": peak_tflops}
     raise_all(_budget_faults(flops, gpu_hours, needed, more, columns or ()), ConfigError)
     how = "as given"
     if gpu_hours is not None and device is not None and mfu is not None:
-        found = device_called(device, peak_tflops=peak_tflops, memory_gib=memory_gib)
+        # Memory is not read here, and need not be given.
+        found = device_called(device, peak_tflops=peak_tflops, memory_gib=1.0)
         kind = _arithmetic(arithmetic or "bf16", found)
         flops = budget_flops(gpu_hours, found, mfu, kind)
         how = f"{gpu_hours:g} hours of {found.name} at {mfu:.0%} of its {kind} peak [{found.source}]"
     assert flops is not None, "one of the two is given"
     pairs = dict(text.split("=", 1) for text in columns or ())
-    result = fit(table, law, columns=pairs, where=where or (), params_include=params_include)
+    result = fit(table, law, columns=pairs, where=where or (), params_include=params_include, parametrization=parametrization)
     split = result.optimal(flops)
     document = {"budget_flops": flops, "budget": how, "optimal": split.to_dict(), "fit": result.to_dict()}
     document |= {"trusted": result.trusted and not split.flags, "flags": [*result.flags, *split.flags]}

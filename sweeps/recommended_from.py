@@ -17,17 +17,20 @@ from scaling.records import read_records
 def origin(source: Path, folder: Path) -> Recommended:
     """What a config in `folder` was derived from: a study's directory or a table of runs."""
     runs, fingerprint = _fingerprint(source)
-    return Recommended(source=os.path.relpath(source.absolute(), folder.absolute()), runs=runs, fingerprint=fingerprint)
+    # Resolved: through a symlinked folder of another depth, ".." leads elsewhere.
+    return Recommended(source=os.path.relpath(source.resolve(), folder.resolve()), runs=runs, fingerprint=fingerprint)
 
 
 def _fingerprint(source: Path) -> tuple[int, str]:
-    """How many runs, and a hash of which and with which losses. Of a table: its lines, and the hash of its bytes."""
+    """How many runs, and a hash of which and with which losses. Of a table: its rows, and the hash of its bytes."""
     if source.is_dir():
         found = sorted((record.run_id, record.status, record.loss) for record in read_records(source))
         return len(found), f"runs {content_hash(found)}"
+    from analysis.table import read_frame
+
     content = source.read_bytes()
     # A word in front: YAML reads digits with an e among them as a number.
-    return max(content.count(b"\n"), 1), f"bytes {hashlib.sha256(content).hexdigest()[:12]}"
+    return max(len(read_frame(source, None, [])[0]), 1), f"bytes {hashlib.sha256(content).hexdigest()[:12]}"
 
 
 def check_origin(run: RunConfig, path: Path) -> str:
@@ -35,7 +38,7 @@ def check_origin(run: RunConfig, path: Path) -> str:
     if run.recommended is None:
         return ""
     was = run.recommended
-    source = path.parent / was.source
+    source = path.resolve().parent / was.source
     there = (source / "runs").is_dir() if source.is_dir() else source.is_file()
     if not there:
         return f"{path}: not checked against the runs that it was recommended from: {source} is not here"
