@@ -157,3 +157,41 @@ def test_document_follows_the_contract() -> None:
         document["tensors"][0]
     )
     assert document["extrapolation"]["width"] == 4
+
+
+def test_tokens_that_whole_steps_leave_over_are_said() -> None:
+    assert not any("left over" in warning for warning in recommendation().warnings)
+    assert any("left over" in warning for warning in recommendation(tokens=131_000, batch_tokens=65_536).warnings)
+
+
+def test_an_exponent_of_the_target_file_is_its_source_and_not_the_papers() -> None:
+    result = recommendation(tokens=64 * 400 * 16 * 128, horizon_exponent=0.35)
+    (step,) = [step for step in result.steps if step.title.startswith("LR at the target")]
+    assert step.source == "the target file: horizon_exponent 0.35, between 0.3 and 0.7"
+
+
+def test_an_independent_decay_goes_with_the_steps_by_the_power_that_is_printed() -> None:
+    own = template()
+    studied = own.model_copy(update={"optimizer": own.optimizer.model_copy(update={"weight_decay_rule": "independent"})})
+    result = recommend(studied, fit_of(0.0), TargetConfig(width=256, tokens=4 * studied.tokens), {})
+    (step,) = [step for step in result.steps if step.title == "adamw at the base shape"]
+    assert "weight decay * S^-1," in step.formula
+    assert result.run.optimizer.weight_decay == pytest.approx(0.1 / 4)
+
+
+def test_an_optimizer_without_a_rule_is_credited_to_none() -> None:
+    own = template()
+    studied = own.model_copy(update={"optimizer": own.optimizer.model_copy(update={"kind": "lion"})})
+    result = recommend(studied, fit_of(0.0), TargetConfig(width=256, tokens=4 * studied.tokens), {})
+    assert not any("2512.22382) Table 1, exponent" in step.source for step in result.steps)
+    assert any("LR, decay and eps are left as they are" in warning for warning in result.warnings)
+
+
+def test_a_run_with_a_rule_of_its_own_says_its_lr_at_its_steps_too() -> None:
+    own = template()
+    studied = own.model_copy(update={"base": own.base.model_copy(update={"steps": 400})})
+    result = recommend(studied, fit_of(0.0), TargetConfig(width=256, tokens=4 * studied.tokens, betas="scale"), {})
+    values = result.hyperparameters
+    assert values["lr_at_steps"].value == pytest.approx(values["lr"].value / 2)
+    assert values["beta1_at_steps"].value == pytest.approx(1 - 0.1 / 4)
+    assert any(step.title == "LR at the run's number of steps" for step in result.steps)

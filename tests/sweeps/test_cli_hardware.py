@@ -148,3 +148,49 @@ def test_hours_without_what_they_are_worth_are_refused_at_once(budget: Any) -> N
 def test_two_budgets_or_none_are_refused(budget: Any) -> None:
     assert budget("--gpu-hours", "10", "--flops", "1e20", "--device", "h100", "--mfu", "0.4")[0] == 2
     assert budget()[0] == 2
+
+
+def test_a_budget_far_below_what_was_measured_is_not_trusted(budget: Any) -> None:
+    code, document, _ = budget("--flops", "1e8")
+    assert code == 1
+    assert any("below what was measured" in flag for flag in document["flags"])
+
+
+def test_hours_need_no_memory(budget: Any) -> None:
+    _, document, _ = budget("--gpu-hours", "1", "--device", "mine", "--mfu", "0.4", "--peak-tflops", "100")
+    assert document["budget_flops"] == pytest.approx(3600 * 1e14 * 0.4)
+
+
+def test_the_optimizer_of_a_run_sets_its_states(call: Any) -> None:
+    arguments = (
+        "--gpus",
+        "16",
+        "--device",
+        "h100",
+        "--tp",
+        "1",
+        "--pp",
+        "1",
+        "--cp",
+        "1",
+        "--micro-batch",
+        "1",
+        "--sharding",
+        "fsdp",
+    )
+
+    def states(*more: str) -> float:
+        document = json.loads(call(*arguments, "--checkpointing", "full", *more, "--json")[1])
+        return float((document["layouts"] or [document["nearest"]])[0]["memory"]["optimizer_bytes"])
+
+    adamw = states()
+    assert states("--set", "optimizer.kind=lion") == pytest.approx(adamw / 2)
+    assert states("--set", "optimizer.kind=sgd", "--set", "optimizer.beta1=0") == 0
+    assert adamw / 2 < states("--set", "optimizer.kind=muon") < adamw
+
+
+def test_what_a_run_states_and_no_plan_reads_is_said(call: Any) -> None:
+    document = json.loads(call("--gpus", "16", "--device", "h100", "--set", "training.micro_batch_size=2", "--json")[1])
+    assert {layout["micro_batch_size"] for layout in document["layouts"]} == {2}
+    assert any("training.precision is fp32" in note for note in document["notes"])
+    assert any("micro_batch_size 2 is taken" in note for note in document["notes"])

@@ -95,6 +95,10 @@ def test_the_noise_scale_of_a_proxy_gives_the_batch(target: Path, tmp_path: Path
         (("--batch-from", str(TABLE)), "one of critical-batch, lr-batch"),
         (("--law", "lr-batch"), "is no law of the final loss"),
         (("--gpu-hours", "3"), "is what the budget decides"),
+        (("--params-include", "embedding"), "none is asked for"),
+        (("--out", str(TABLE)), "is no recommended config"),
+        (("--out", str(RUN)), "is no recommended config"),
+        (("--out", "tests"), "is a folder"),
     ],
 )
 def test_wrong_use_is_refused(options: tuple[str, ...], words: str, target: Path, call: Call) -> None:
@@ -119,3 +123,44 @@ def test_a_recommendation_older_than_its_runs_is_refused(tmp_path: Path, target:
     code, _, err = call("explain", config)
     assert code == 0
     assert "not checked against the runs" in err
+
+
+def test_a_law_is_fitted_at_the_runs_batch_and_says_so(target: Path, call: Call) -> None:
+    target.write_text("width: 256\ntokens: 6553600\n")
+    document = recommended(call, target, "--law", "kaplan", "--params-include", "embedding")
+    assert "22 rows left out that do not meet batch_tokens=2048" in document["law_notes"]
+    assert document["predicted_loss"]["value"] == pytest.approx(1.058, abs=0.001)
+
+
+def test_a_config_of_ours_is_written_again_and_counts_the_runs_of_the_table(target: Path, tmp_path: Path, call: Call) -> None:
+    config = tmp_path / "recommended.yaml"
+    for _ in range(2):
+        code, _, err = call("recommend", TABLE, "--run", RUN, "--target", target, "--out", config)
+        assert code == 0, err
+    assert "runs: 102" in config.read_text()
+
+
+def test_the_stated_micro_batch_is_planned_with_and_written(target: Path, call: Call) -> None:
+    text = "width: 2048\ntokens: 409600000\nbatch_tokens: 65536\n"
+    target.write_text(text + "gpus: {count: 8, device: h100, micro_batch_size: 2}\n")
+    document = recommended(call, target)
+    assert document["run"]["training"]["micro_batch_size"] == 2
+    assert {layout["micro_batch_size"] for layout in document["layout"]["layouts"]} == {2}
+    target.write_text(text + "gpus: {count: 3, device: h100}\n")
+    (said,) = [warning for warning in recommended(call, target)["warnings"] if "no layout" in warning]
+    assert "no multiple of micro-batch 1 x dp 3" in said
+
+
+def test_a_study_has_no_config_from_elsewhere(tmp_path: Path, call: Call) -> None:
+    (tmp_path / "study.yaml").write_bytes(Path("configs/studies/quickstart.yaml").read_bytes())
+    code, _, err = call("recommend", tmp_path / "study.yaml", "--run", RUN)
+    assert code == 2
+    assert "is for a table of runs" in err
+
+
+def test_a_budget_that_cannot_be_trusted_ends_with_exit_code_1(target: Path, call: Call) -> None:
+    target.write_text("depth: 2\n")
+    arguments = ("--run", RUN, "--target", target, "--flops", "1e17", "--law", "kaplan")
+    code, out, _ = call("recommend", TABLE, *arguments)
+    assert code == 1
+    assert "is not to be trusted" in out
