@@ -60,8 +60,10 @@ def recommend(
     """
     usable = [optimum for optimum in fit.optima if optimum.censored is None]
     if not usable:
-        cure = "extend the LR range of the study"
-        raise ConfigError(Fault("", f"no width has an interior best LR under {fit.parametrization}", cure))
+        finite = any(math.isfinite(optimum.best_loss) for optimum in fit.optima)
+        what = "an interior best LR" if finite else "a finite loss"
+        cure = "extend the LR range of the study" if finite else "look at the runs: all of them diverged, or lost their losses"
+        raise ConfigError(Fault("", f"no width has {what} under {fit.parametrization}", cure))
     chosen = chosen_batch(target, template, batch)
     check_target(target.model_copy(update={"batch_tokens": chosen}), template, place)
     derivation = _Derivation(template, fit, target, losses, batch, budget, law, place)
