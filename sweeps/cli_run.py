@@ -57,6 +57,15 @@ def load_run(path: Path, settings: Sequence[str]) -> RunConfig:
     return run.model_copy(update={"data": absolute_paths(run.data, path.parent)})
 
 
+def _crowded(run: RunConfig) -> str:
+    """A note where a run's processes are more than the cores that they may use; empty otherwise."""
+    processes, cores = run.runtime.processes, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    elsewhere = run.runtime.device != "cpu" or started_by_torchrun(os.environ)
+    if elsewhere or cores is None or processes <= cores:
+        return ""
+    return f"{processes} processes share {cores} cores: starting them takes long, and steps are slower than on fewer processes"
+
+
 def laid_out(run: RunConfig, parallel: str | None) -> RunConfig:
     """`run` with the layout of `--parallel` and its number of processes. Raises ConfigError with all that is wrong with the layout."""
     from scaling.parallel import parse_layout, require_layout
@@ -95,6 +104,8 @@ def train_command(
         return follow_rank_0()
     stop_on_sigterm()
     run = laid_out(load_run(path, overrides(settings or [], context.args)), parallel)
+    if note := _crowded(run):
+        messages().print(note, markup=False, highlight=False)
     console, started = messages(), time.perf_counter()
     corpus = prepare(run.data, context=run.model.context, vocab_size=run.model.vocab_size)
     # The run's name says which data it was trained on.
