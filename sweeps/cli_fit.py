@@ -113,7 +113,9 @@ def fit_command(
     _plot_faults(plot, faults)
     raise_all(faults, ConfigError)
     from analysis.fit import fit
+    from sweeps.outputs import check_out
 
+    check_out(save, lambda head: head.lstrip().startswith("{"), "fit", "--save", ".json")
     reading: dict[str, Any] = {
         "where": where or (),
         "loss_unit": loss_unit,

@@ -11,7 +11,7 @@ from pathlib import Path
 from scaling.errors import ConfigError, Fault
 
 
-def check_out(path: Path | None, ours: Callable[[str], bool], what: str, option: str = "--out") -> None:
+def check_out(path: Path | None, ours: Callable[[str], bool], what: str, option: str = "--out", suffix: str = ".yaml") -> None:
     """Raise ConfigError where `path` is a folder, or a file that does not read as this command's.
 
     ours: whether a text is one that the command writes; what: the command's answer in words.
@@ -20,7 +20,7 @@ def check_out(path: Path | None, ours: Callable[[str], bool], what: str, option:
         return
     where = f"{option} {path}"
     if path.is_dir():
-        raise ConfigError(Fault(where, "is a folder", f"the name of a file in it: {option} {path / what.replace(' ', '_')}.yaml"))
+        raise ConfigError(Fault(where, "is a folder", f"the name of a file in it: {option} {path / what.replace(' ', '_')}{suffix}"))
     if not path.is_file() or not ours(_head(path)):
         raise ConfigError(Fault(where, f"exists, and is no {what}: it would be lost", "another name, or remove it first"))
 

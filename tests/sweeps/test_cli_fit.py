@@ -109,6 +109,13 @@ def test_a_saved_fit_and_a_bootstrap(call: Any, runs: Path, tmp_path: Path) -> N
     assert str(load_fit(tmp_path / "fit.json")) in text
 
 
+def test_a_fit_is_not_saved_over_its_table(call: Any, runs: Path) -> None:
+    before = runs.read_bytes()
+    code, _, err = call("fit", runs, *COLUMNS, "--save", runs)
+    assert (code, runs.read_bytes()) == (2, before)
+    assert "exists, and is no fit: it would be lost" in " ".join(err.split())
+
+
 def test_a_wild_bootstrap_names_what_shares_a_weight(call: Any, runs: Path) -> None:
     _, text, _ = call("fit", runs, *COLUMNS, "--bootstrap", "wild:params:50", "--json")
     assert json.loads(text)["bootstrap"]["kind"] == "wild of 4 levels of params"
