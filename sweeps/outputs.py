@@ -20,7 +20,9 @@ def check_out(path: Path | None, ours: Callable[[str], bool], what: str, option:
         return
     where = f"{option} {path}"
     if path.is_dir():
-        raise ConfigError(Fault(where, "is a folder", f"the name of a file in it: {option} {path / what.replace(' ', '_')}{suffix}"))
+        raise ConfigError(
+            Fault(where, "is a folder", f"the name of a file in it: {option} {path / what.replace(' ', '_')}{suffix}")
+        )
     if not path.is_file() or not ours(_head(path)):
         raise ConfigError(Fault(where, f"exists, and is no {what}: it would be lost", "another name, or remove it first"))
 
