@@ -18,6 +18,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from scaling.torchrun import leave
+
 STEPS, WRAPPER = 6, "_checkpoint_wrapped_module."
 
 
@@ -76,7 +78,8 @@ def main(folder: Path) -> None:
     if rank == 0:
         found = {"losses": losses, "norms": norms, "tensors": tensors}
         (folder / f"found-{os.environ['WORLD_SIZE']}.json").write_text(json.dumps(found))
-    dist.destroy_process_group()
+    dist.barrier()
+    leave(0)
 
 
 if __name__ == "__main__":
