@@ -37,8 +37,11 @@ ALONE = "torch.distributed is disabled"
 """torch warns of one process also where it is told of it."""
 
 
-def step_folder(directory: Path, step: int) -> Path:
-    return directory / SHARDS / f"step-{step}"
+def new_folder(directory: Path, step: int) -> Path:
+    """Where the checkpoint after `step` is to be written, empty of what a run left there that ended before it counted. Rank 0's alone."""
+    folder = directory / SHARDS / f"step-{step}"
+    shutil.rmtree(folder, ignore_errors=True)
+    return folder
 
 
 def held(model: nn.Module, optimizer: AnyOptimizer) -> dict[str, Tensor]:

@@ -232,9 +232,9 @@ class Trainer:
         if not self.sharded:
             save_checkpoint(directory, kept | self.state_dict())
             return
-        from scaling.parallel_checkpoint import step_folder, write_state
+        from scaling.parallel_checkpoint import new_folder, write_state
 
-        folder = step_folder(directory, state["step"])
+        folder = new_folder(directory, state["step"])
         self.save_shards(folder, lambda: write_state(directory, folder, kept))
 
     def save_shards(self, folder: Path, done: Callable[[], None] | None = None) -> None:
@@ -268,9 +268,9 @@ class Trainer:
         if whole is None:
             return None
         if self.sharded:
-            from scaling.parallel_checkpoint import of_one_process, step_folder, write_shards
+            from scaling.parallel_checkpoint import new_folder, of_one_process, write_shards
 
-            folder = step_folder(directory, whole["state"]["step"])
+            folder = new_folder(directory, whole["state"]["step"])
             write_shards(folder, of_one_process(whole), alone=True)
             self.load_shards(folder)
         else:
