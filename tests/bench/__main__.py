@@ -13,6 +13,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from tests.bench import (
     board,
+    building,
     coordinates,
     driver,
     faults,
@@ -51,6 +52,7 @@ def main() -> None:
             "layout-optima",
             "layout-bf16",
             "layout-speeds",
+            "layout-building",
             "pruning",
             "products",
             "throughput",
@@ -96,6 +98,8 @@ def main() -> None:
         layouts.report_bf16()
     if arguments.only in (None, "layout-speeds"):
         layouts.report_speeds()
+    if arguments.only in (None, "layout-building"):
+        building.report()
     if arguments.only in (None, "search"):
         search.report(arguments.repeats)
     if arguments.only in (None, "pruning"):
