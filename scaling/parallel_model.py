@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -80,7 +81,14 @@ def draw_part(tensor: Tensor, rule: TensorRule, seed: int) -> None:
 def device_mesh(device: str, layout: Layout) -> DeviceMesh:
     """All processes by their place in each dimension of the layout; a collective call when it is the group's first."""
     sizes = (layout.pp, layout.dp, layout.fsdp, layout.tp)
-    return once_a_group((device, sizes), lambda: init_device_mesh(device, sizes, mesh_dim_names=("pp", "dp", "fsdp", "tp")))
+    return once_a_group((device, sizes), lambda: _new_mesh(device, sizes))
+
+
+def _new_mesh(device: str, sizes: tuple[int, ...]) -> DeviceMesh:
+    # DTensor keeps what it found out by meshes that compare equal whatever group they are of, and gives out those of groups that have
+    # ended ("Could not resolve the process group", torch 2.13).
+    _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
+    return init_device_mesh(device, sizes, mesh_dim_names=("pp", "dp", "fsdp", "tp"))
 
 
 def _shard(model: Transformer, run: RunConfig, layout: Layout) -> None:

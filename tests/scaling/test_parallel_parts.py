@@ -42,3 +42,13 @@ def test_a_rank_holds_its_part_of_each_tensor_with_the_values_of_the_whole(layou
     copies = {held[name] / tensor.numel() for name, tensor in whole.items()}
     # Under tp embedding, readout and gains are on both of its ranks.
     assert copies == {"fsdp=4": {1}, "dp=2,fsdp=2": {2}, "fsdp=2,tp=2,sp=on": {1, 2}, "pp=2,fsdp=2": {1}}[layout]
+
+
+def test_a_layout_on_a_new_group_works_with_that_group_and_not_with_one_that_has_ended() -> None:
+    """Their meshes compare equal, and torch numbers groups in the order in which they are made."""
+    for groups_before in (50, 0):
+        with fake_rank(0, 4):
+            for _ in range(groups_before):
+                dist.new_group([0])
+            part = build_part(laid("fsdp=2,tp=2,sp=on"), 0, torch.device("cpu"))
+            part(torch.zeros(2, 16, dtype=torch.int64)).sum().backward()
