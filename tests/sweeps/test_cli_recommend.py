@@ -153,7 +153,7 @@ def test_the_stated_micro_batch_is_planned_with_and_written(target: Path, call: 
 
 def test_a_study_has_no_config_from_elsewhere(tmp_path: Path, call: Call) -> None:
     (tmp_path / "study.yaml").write_bytes(Path("configs/studies/quickstart.yaml").read_bytes())
-    code, _, err = call("recommend", tmp_path / "study.yaml", "--run", RUN)
+    code, _, err = call("recommend", tmp_path, "--run", RUN)
     assert code == 2
     assert "is for a table of runs" in err
 
